@@ -1,4 +1,4 @@
-"""`berth proxy`: its two forms, which share their flags and nothing else."""
+"""`berth proxy`: its two forms, which share their flags."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from proxy.config import ProxyOptions
 
 SUMMARY = (
     "One model's REST and gRPC, in one of two forms. "
-    "With --agent (and --token-file): the door of a model's pod. It hands each connection to the node's gateway, "
-    "which isolates, limits and reports; the limits below are told to it. "
-    "With --triton-http and --triton-grpc: the whole data plane for one model, in front of any Triton."
+    "With --agent (and --token-file): the proxy of a model's pod. It hands each connection to the node gateway, "
+    "which isolates, limits and reports; the limits below are passed to it. "
+    "With --triton-http and --triton-grpc: a gateway of its own for one model, in front of any Triton."
 )
 
 
@@ -25,13 +25,13 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     require_consistent(options)
     if options.agent is not None:
-        from proxy.sidecar import app as door
+        from proxy.sidecar import app as sidecar
 
-        await door.main(options, stop)
+        await sidecar.main(options, stop)
     else:
-        from proxy import app as data_plane
+        from proxy.gateway import standalone
 
-        await data_plane.main(options, stop)
+        await standalone.main(options, stop)
 
 
 def require_consistent(options: ProxyOptions) -> None:
@@ -39,7 +39,7 @@ def require_consistent(options: ProxyOptions) -> None:
     if options.agent is None:
         _require_triton(options)
     else:
-        _require_door(options)
+        _require_sidecar(options)
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together")
     if options.tls_client_ca is not None and options.tls_cert is None:
@@ -49,14 +49,14 @@ def require_consistent(options: ProxyOptions) -> None:
 def _require_triton(options: ProxyOptions) -> None:
     if options.triton_http is None or options.triton_grpc is None:
         raise ConfigError(
-            "--triton-http and --triton-grpc are required together, for a data plane of its own; "
-            "or --agent, for the door to the node's gateway"
+            "--triton-http and --triton-grpc are required together, for a gateway of its own; "
+            "or --agent, for the proxy of a pod, in front of the node gateway"
         )
     if options.token_file is not None:
         raise ConfigError("--token-file is for the agent; it needs --agent")
 
 
-def _require_door(options: ProxyOptions) -> None:
+def _require_sidecar(options: ProxyOptions) -> None:
     for flag, is_given in (
         ("--triton-http", options.triton_http is not None),
         ("--triton-grpc", options.triton_grpc is not None),
@@ -64,4 +64,4 @@ def _require_door(options: ProxyOptions) -> None:
         ("--max-inflight-bytes", options.max_inflight_bytes != ProxyOptions.max_inflight_bytes),
     ):
         if is_given:
-            raise ConfigError(f"{flag} has no use with --agent: the node's gateway is what speaks to Triton")
+            raise ConfigError(f"{flag} has no use with --agent: the node gateway is what connects to Triton")

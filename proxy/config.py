@@ -1,13 +1,48 @@
-"""The proxy's options, each default with its reason."""
+"""The options of `berth proxy`, each default with its reason, and what those of the other data planes have in common."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from berth.contract.endpoint import Address, Endpoint
 from berth.contract.gateway import ReplicaLimits
 from berth.contract.ids import ModelName, parse_model_name
 from berth.runtime import options as opt
 from proxy.request.outstanding import MOST_OUTSTANDING
+
+
+def quantity(help: str, *, mebibytes: int) -> Any:
+    """A number of bytes."""
+    return opt.option(
+        help,
+        default=mebibytes * 1024**2,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown=f"{mebibytes}Mi",
+    )
+
+
+def workers(help: str) -> Any:
+    return opt.option(help, default=1, parse=opt.integer(minimum=1, maximum=64), metavar="N")
+
+
+def triton_rest_requests(whose: str) -> Any:
+    """What one thread of Triton's REST front end loses answers beyond, less a margin (`proxy.request.outstanding`)."""
+    return opt.option(
+        f"REST requests with Triton at once, {whose} together; beyond some 280 Triton loses answers of any model",
+        default=MOST_OUTSTANDING,
+        parse=opt.integer(minimum=64, maximum=10**6),
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """`client_ca`: only clients with a certificate of this authority are served."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +72,7 @@ class ProxyOptions(opt.CommonOptions):
     request_timeout: float = opt.seconds(
         "the longest that a request may take, waiting included", default=300.0, minimum=0.1
     )
-    # Endpoints are told of a pod's end in about this time; until then requests still come.
+    # Endpoints follow a pod's end in about this time; until then requests still come.
     drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=5.0)
     # With the delay and the unload it fits a pod's default grace period of 30 s.
     drain_timeout: float = opt.seconds("the longest to wait for requests in flight", default=15.0)
@@ -46,19 +81,8 @@ class ProxyOptions(opt.CommonOptions):
         "the pod's projected token of audience berth-agent", default=None, parse=Path, metavar="FILE"
     )
     # One process uses one core; a proxy that needs more than one serves a model that is hard to find.
-    workers: int = opt.option(
-        "processes that serve, with one limit and one report",
-        default=1,
-        parse=opt.integer(minimum=1, maximum=64),
-        metavar="N",
-    )
-    # What one thread of Triton's REST front end loses answers beyond, less a margin (exchange/outstanding.py).
-    triton_rest_requests: int = opt.option(
-        "REST requests with Triton at once, all workers' together; beyond some 280 Triton loses answers of any model",
-        default=MOST_OUTSTANDING,
-        parse=opt.integer(minimum=64, maximum=10**6),
-        metavar="N",
-    )
+    workers: int = workers("processes that serve, with one limit and one report")
+    triton_rest_requests: int = triton_rest_requests("all workers'")
     tls_cert: Path | None = opt.option(
         "serve TLS with this certificate chain; read again when it changes",
         default=None,
@@ -70,29 +94,22 @@ class ProxyOptions(opt.CommonOptions):
         "serve only clients with a certificate of this authority", default=None, parse=Path, metavar="FILE"
     )
     # Large enough for any JSON a person writes; tensors of this size belong into the binary extension.
-    max_json_bytes: int = opt.option(
+    max_json_bytes: int = quantity(
         "the largest JSON body or JSON header of a binary body, and what a packed one may unpack to",
-        default=16 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="16Mi",
+        mebibytes=16,
     )
     # What one client may put into a Triton that others share; larger tensors are cut into several requests.
-    max_request_bytes: int = opt.option(
-        "the largest request of any kind",
-        default=64 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="64Mi",
-    )
+    max_request_bytes: int = quantity("the largest request of any kind", mebibytes=64)
     # JSON costs Triton a multiple of its text, and is counted as such.
-    max_inflight_bytes: int = opt.option(
-        "what all requests that are under way may take of Triton's memory, and of the proxy's",
-        default=256 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="256Mi",
+    max_inflight_bytes: int = quantity(
+        "what all requests that are under way may take of Triton's memory, and of the proxy's", mebibytes=256
     )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def limits(self) -> ReplicaLimits:

@@ -1,6 +1,6 @@
 """How a proxy ends: an ordered list of bounded waits.
 
-Unready first, so that endpoints are told; serve on while they are being told; then take nothing new,
+Unready first, so that endpoints change; serve on while they do; then take nothing new,
 let what is in flight finish, and only then give the model up.
 """
 

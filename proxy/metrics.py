@@ -1,131 +1,109 @@
-"""What the proxy has counted (`exchange.traffic`) in Prometheus' form, when somebody asks.
+"""The metrics of a replica's figures (`proxy.request.traffic`): names, help and samples. Pure, and light: the sidecar
+writes them itself, because prometheus_client takes more memory than all of the sidecar.
 
-prometheus_client's own counters would cost as much on the way as the rest of the proxy.
+Made at each scrape; prometheus_client's own counters would cost each request as much as the rest of the proxy.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
 
 from proxy.request.traffic import BUCKETS, GRPC, REST, Figures, Traffic
 
 
-class ProxyCollector(Collector):
-    """Renders one model's figures at each scrape."""
-
-    def __init__(self, figures: Callable[[], Figures]) -> None:
-        self._figures = figures
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        yield from figures_metrics((), [((), self._figures())])
+class MetricType(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
-def figures_metrics(
-    labels: Sequence[str], models: Iterable[tuple[Sequence[str], Figures]]
-) -> Iterator[Metric]:
-    """Of each model, under the values of these labels. `protocol` is rest or grpc.
+class Sample(NamedTuple):
+    """`suffix`: behind the family's name."""
 
-    A metric comes in parts of a few models each, one behind the other: so nothing here takes long at once.
-    """
-    found = list(models)
-    makers: list[_Make] = [*_BY_PROTOCOL, *(partial(_gauge, *gauge) for gauge in _GAUGES)]
-    for make in makers:
-        for at in range(0, len(found), _MODELS):
-            yield make(labels, found[at : at + _MODELS])
+    suffix: str
+    labels: Mapping[str, str]
+    value: float
 
 
-# Of one part: less than a millisecond's work.
-_MODELS = 10
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`name`: without a counter's `_total`."""
 
-_GAUGES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    ("berth_proxy_running_requests", "requests inside Triton", lambda one: one.running),
-    ("berth_proxy_waiting_requests", "requests in the queue", lambda one: one.waiting),
-    ("berth_proxy_model_ready", "1 if Triton serves the model", lambda one: one.model_ready),
+    name: str
+    help: str
+    type: MetricType
+    samples: Callable[[Figures], Iterator[Sample]]
+
+
+def _by_protocol(figures: Figures) -> Iterator[tuple[str, Traffic]]:
+    yield REST, figures.rest
+    yield GRPC, figures.grpc
+
+
+def _requests(figures: Figures) -> Iterator[Sample]:
+    for protocol, traffic in _by_protocol(figures):
+        for code, count in sorted(traffic.codes.items()):
+            yield Sample("_total", {"protocol": protocol, "code": code}, count)
+
+
+def _seconds(figures: Figures) -> Iterator[Sample]:
+    for protocol, traffic in _by_protocol(figures):
+        total = 0
+        for bound, count in zip((*map(float, BUCKETS), "+Inf"), traffic.buckets, strict=True):
+            total += count
+            yield Sample("_bucket", {"protocol": protocol, "le": str(bound)}, total)
+        yield Sample("_count", {"protocol": protocol}, total)
+        yield Sample("_sum", {"protocol": protocol}, traffic.seconds)
+
+
+def _body_bytes(figures: Figures) -> Iterator[Sample]:
+    for protocol, traffic in _by_protocol(figures):
+        yield Sample("_total", {"protocol": protocol, "direction": "received"}, traffic.received_bytes)
+        yield Sample("_total", {"protocol": protocol, "direction": "sent"}, traffic.sent_bytes)
+
+
+def _connections(figures: Figures) -> Iterator[Sample]:
+    for protocol, traffic in _by_protocol(figures):
+        yield Sample("", {"protocol": protocol}, traffic.connections)
+
+
+def _gauge(name: str, help: str, value: Callable[[Figures], float]) -> Family:
+    def samples(figures: Figures) -> Iterator[Sample]:
+        yield Sample("", {}, float(value(figures)))
+
+    return Family(name, help, MetricType.GAUGE, samples)
+
+
+MODEL_READY: Final = _gauge(
+    "berth_proxy_model_ready", "1 if Triton serves the model", lambda one: one.model_ready
+)
+# What has been counted since the start.
+TOTALS: Final = (
+    Family("berth_proxy_requests", "requests answered", MetricType.COUNTER, _requests),
+    Family(
+        "berth_proxy_request_seconds",
+        "from a request's arrival to its answer's end",
+        MetricType.HISTOGRAM,
+        _seconds,
+    ),
+    Family("berth_proxy_body_bytes", "bytes of bodies", MetricType.COUNTER, _body_bytes),
+)
+# What is true of one moment.
+GAUGES: Final = (
+    Family("berth_proxy_client_connections", "open connections of clients", MetricType.GAUGE, _connections),
+    _gauge("berth_proxy_running_requests", "requests inside Triton", lambda one: one.running),
+    _gauge("berth_proxy_waiting_requests", "requests in the queue", lambda one: one.waiting),
+    MODEL_READY,
     # Knative's names, which dashboards and autoscalers know.
-    (
+    _gauge(
         "queue_average_concurrent_requests",
         "average concurrency over the last second",
         lambda one: one.average_concurrency,
     ),
-    (
+    _gauge(
         "queue_requests_per_second",
         "requests that arrived in the last second",
         lambda one: one.requests_per_second,
     ),
 )
-
-
-_Models = Sequence[tuple[Sequence[str], Figures]]
-_Make = Callable[[Sequence[str], _Models], Metric]
-
-
-def _gauge(
-    name: str, text: str, value: Callable[[Figures], float], labels: Sequence[str], models: _Models
-) -> Metric:
-    gauge = GaugeMetricFamily(name, text, labels=labels)
-    for values, figures in models:
-        gauge.add_metric(values, float(value(figures)))
-    return gauge
-
-
-def _requests(labels: Sequence[str], models: _Models) -> Metric:
-    requests = CounterMetricFamily(
-        "berth_proxy_requests", "requests answered", labels=(*labels, "protocol", "code")
-    )
-    for values, protocol, one in _by_protocol(models):
-        for code, count in sorted(one.codes.items()):
-            requests.add_metric((*values, protocol, code), count)
-    return requests
-
-
-def _seconds(labels: Sequence[str], models: _Models) -> Metric:
-    seconds = HistogramMetricFamily(
-        "berth_proxy_request_seconds",
-        "from a request's arrival to its answer's end",
-        labels=(*labels, "protocol"),
-    )
-    for values, protocol, one in _by_protocol(models):
-        seconds.add_metric((*values, protocol), _cumulative(one.buckets), one.seconds)
-    return seconds
-
-
-def _moved(labels: Sequence[str], models: _Models) -> Metric:
-    moved = CounterMetricFamily(
-        "berth_proxy_body_bytes", "bytes of bodies", labels=(*labels, "protocol", "direction")
-    )
-    for values, protocol, one in _by_protocol(models):
-        moved.add_metric((*values, protocol, "received"), one.received_bytes)
-        moved.add_metric((*values, protocol, "sent"), one.sent_bytes)
-    return moved
-
-
-def _connections(labels: Sequence[str], models: _Models) -> Metric:
-    connections = GaugeMetricFamily(
-        "berth_proxy_client_connections", "open connections of clients", labels=(*labels, "protocol")
-    )
-    for values, protocol, one in _by_protocol(models):
-        connections.add_metric((*values, protocol), one.connections)
-    return connections
-
-
-_BY_PROTOCOL: tuple[_Make, ...] = (_requests, _seconds, _moved, _connections)
-
-
-def _by_protocol(models: _Models) -> Iterator[tuple[Sequence[str], str, Traffic]]:
-    for values, figures in models:
-        yield values, REST, figures.rest
-        yield values, GRPC, figures.grpc
-
-
-def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
-    total, out = 0, []
-    for bound, count in zip((*BUCKETS, float("inf")), buckets, strict=True):
-        total += count
-        out.append(("+Inf" if bound == float("inf") else str(float(bound)), float(total)))
-    return out

@@ -7,8 +7,10 @@ from berth.contract.endpoint import Endpoint
 _BACKLOG = 4096
 
 
-def listening_sockets(listen: Endpoint, *, backlog: int = _BACKLOG) -> list[socket.socket]:
-    """One for each address of the host. Raises OSError."""
+def listening_sockets(
+    listen: Endpoint, *, backlog: int = _BACKLOG, share_port: bool = False
+) -> list[socket.socket]:
+    """One for each address of the host. `share_port`: with other processes' sockets. Raises OSError."""
     found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     made: list[socket.socket] = []
     try:
@@ -16,6 +18,7 @@ def listening_sockets(listen: Endpoint, *, backlog: int = _BACKLOG) -> list[sock
             one = socket.socket(family, socket.SOCK_STREAM)
             made.append(one)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, share_port)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)

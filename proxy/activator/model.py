@@ -167,7 +167,7 @@ class HeldModel:
             reason = None
         if reason != self.copy.closed:
             self.copy.closed = reason
-            self.grpc.tell_watchers()
+            self.grpc.readiness_changed()
         self.pods.refuse(reason)
         if reason is not None:
             for passing in self._passing:
@@ -180,7 +180,7 @@ class HeldModel:
         self.rest.ends_idle = is_ending
         self.rest.is_draining = is_ending or self.told.state is not HoldState.HOLD
         if self.rest.is_draining:
-            self.grpc.ask_to_leave()
+            self.grpc.stop_accepting()
 
     def _look_at_pods(self) -> None:
         """Other copies are open, or have other slots."""
@@ -238,7 +238,7 @@ class HeldModel:
         self.hold.hand_out()
         await self._open_ports()  # one that was taken may be free
         if self._is_ending or self.told.state is not HoldState.HOLD:
-            self.grpc.ask_to_leave()  # those too that have come since
+            self.grpc.stop_accepting()  # those too that have come since
 
     # The end.
 
@@ -255,7 +255,7 @@ class HeldModel:
         self.rest_port.close()
         self.grpc_port.close()
         self.rest.stop_accepting()
-        self.grpc.ask_to_leave()
+        self.grpc.stop_accepting()
 
     def end(self) -> None:
         """As `stop_accepting`, and whoever waits is told."""

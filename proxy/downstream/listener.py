@@ -7,7 +7,7 @@ import resource
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from berth.contract.endpoint import Endpoint
@@ -68,17 +68,16 @@ class Listener:
         listen: Endpoint,
         *,
         tls: ssl.SSLContext | None = None,
-        share_port: bool = False,
-        sock: socket.socket | None = None,
+        sockets: Sequence[socket.socket] = (),
     ) -> None:
-        """Raises CannotStart when the port is taken. `sock`: it is bound there already."""
+        """Raises CannotStart when the port is taken. `sockets`: bound there already."""
         loop = asyncio.get_running_loop()
+        where: list[dict[str, Any]] = [{"sock": one} for one in sockets]
         with starting(self._what, listen):
-            cluster: dict[str, Any] = {"sock": sock} if sock else {"host": listen.host, "port": listen.port}
-            server = await loop.create_server(
-                self._make, **cluster, backlog=_BACKLOG, reuse_port=share_port or None, **_tls(tls)
-            )
-        self._servers = [server]
+            self._servers = [
+                await loop.create_server(self._make, **one, backlog=_BACKLOG, **_tls(tls))
+                for one in where or [{"host": listen.host, "port": listen.port}]
+            ]
 
     async def renew(self, tls: ssl.SSLContext) -> None:
         """Serve new connections with another context, on the same sockets: nobody is turned away meanwhile."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from berth.runtime.errors import ConfigError
 from berth.runtime.logs import fields
-from proxy.config import ProxyOptions
+from proxy.config import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +72,11 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
-def certificates_of(options: ProxyOptions) -> Certificates | None:
+def certificates_of(files: TlsFiles | None) -> Certificates | None:
     """Raises ConfigError."""
-    if options.tls_cert is None or options.tls_key is None:
+    if files is None:
         return None
-    return Certificates(cert=options.tls_cert, key=options.tls_key, client_ca=options.tls_client_ca)
+    return Certificates(cert=files.cert, key=files.key, client_ca=files.client_ca)
 
 
 async def follow_certificates(certificates: Certificates, use: Callable[[], Awaitable[None]]) -> None:

@@ -1,26 +1,37 @@
-"""A stream socket between two processes: JSON, one object a line, with descriptors (unix(7), SCM_RIGHTS)."""
+"""A stream socket between two processes: JSON, one message a line, with descriptors (unix(7), SCM_RIGHTS)."""
 
 import asyncio
-import json
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
+
+import msgspec
 
 _READ_BYTES: Final = 256 * 1024
 # Of one message; the system takes 253.
 MOST_DESCRIPTORS: Final = 16
 
+T = TypeVar("T")
 
-class Channel:
-    """`take` gets each object with its descriptors, which are its own from then on; `lost` is told of the end, once."""
+
+class Channel(Generic[T]):
+    """Messages of any type that msgspec encodes go out; those of type `received` come in.
+
+    `take` gets each with its descriptors, which belong to it from then on; `lost` is called once, at the end.
+    """
 
     def __init__(
-        self, sock: socket.socket, take: Callable[[dict[str, Any], list[int]], None], lost: Callable[[], None]
+        self,
+        sock: socket.socket,
+        received: type[T],
+        take: Callable[[T, list[int]], None],
+        lost: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
         self._socket, self._take, self._lost = sock, take, lost
+        self._decoder = msgspec.json.Decoder(tuple[int, received])  # type: ignore[valid-type]
         self._loop = asyncio.get_running_loop()
         self._input = b""
         self._descriptors: deque[int] = deque()
@@ -28,13 +39,11 @@ class Channel:
         self._output: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._loop.add_reader(sock.fileno(), self._read)
 
-    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """The descriptors are copied: whoever calls keeps its own."""
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """The descriptors are copied: the caller keeps its own."""
         if self._socket.fileno() < 0:
             return
-        line = (
-            json.dumps({**message, "descriptors": len(descriptors)}, separators=(",", ":")).encode() + b"\n"
-        )
+        line = msgspec.json.encode((len(descriptors), message)) + b"\n"
         self._output.append((line, tuple(os.dup(one) for one in descriptors)))
         if len(self._output) == 1:
             self._write()
@@ -70,8 +79,7 @@ class Channel:
             return
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
-            message = json.loads(line)
-            count = message.pop("descriptors")
+            count, message = self._decoder.decode(line)
             self._take(message, [self._descriptors.popleft() for _ in range(count)])
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from berth.contract.endpoint import Address, Endpoint, UnixSocket, parse_address
 from berth.contract.errors import InvalidValue
 from berth.runtime import options as opt
+from proxy.config import quantity, triton_rest_requests, workers
 from proxy.gateway.registry import Ceilings
-from proxy.request.outstanding import MOST_OUTSTANDING
 
 
 def _socket(text: str) -> UnixSocket:
@@ -30,61 +30,30 @@ class GatewayOptions(opt.CommonOptions):
         parse=Path,
         metavar="PATH",
     )
-    listen: Endpoint = opt.endpoint("the doors of the node's model pods", default="0.0.0.0:8472")
+    listen: Endpoint = opt.endpoint("the proxies of the node's model pods", default="0.0.0.0:8472")
     control: UnixSocket = opt.option(
-        "where the agent tells which models there are",
+        "where the agent lists the replicas",
         default=UnixSocket("/run/berth/gateway/control"),
         parse=_socket,
         metavar="unix:PATH",
     )
     admin_listen: Endpoint = opt.endpoint("health, metrics and concurrency reports", default="0.0.0.0:8473")
     # One process uses one core, which is more than most nodes' models need.
-    workers: int = opt.option(
-        "processes that serve, with one limit and one report for each model",
-        default=1,
-        parse=opt.integer(minimum=1, maximum=64),
-        metavar="N",
+    workers: int = workers("processes that serve, with one limit and one report for each replica")
+    triton_rest_requests: int = triton_rest_requests("all models' and workers'")
+    memory_budget: int = quantity(
+        "memory for requests that are not with Triton yet, all models' together", mebibytes=256
     )
-    # What one thread of Triton's REST front end loses answers beyond, less a margin (exchange/outstanding.py).
-    triton_rest_requests: int = opt.option(
-        "REST requests with Triton at once, all models' and workers' together; beyond some 280 Triton loses answers of any model",
-        default=MOST_OUTSTANDING,
-        parse=opt.integer(minimum=64, maximum=10**6),
-        metavar="N",
-    )
-    memory_budget: int = opt.option(
-        "what requests that are here and not with Triton yet may take, all models' together",
-        default=256 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="256Mi",
-    )
-    # The doors' own options of these names, without which nothing is asked for, have the same defaults.
+    # The options of `berth proxy` by these names, which a pod that sets none asks for, have the same defaults.
     most_request_timeout: float = opt.seconds(
         "the longest request-timeout that a model gets, whatever its pod asks for",
         default=3600.0,
         minimum=0.1,
     )
-    most_json_bytes: int = opt.option(
-        "the largest max-json-bytes that a model gets",
-        default=64 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="64Mi",
-    )
-    most_request_bytes: int = opt.option(
-        "the largest max-request-bytes that a model gets",
-        default=64 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="64Mi",
-    )
-    most_inflight_bytes: int = opt.option(
-        "what one model's requests may take of Triton's memory, in each worker",
-        default=256 * 1024**2,
-        parse=opt.byte_count,
-        metavar="QUANTITY",
-        shown="256Mi",
+    most_json_bytes: int = quantity("the largest max-json-bytes that a model gets", mebibytes=64)
+    most_request_bytes: int = quantity("the largest max-request-bytes that a model gets", mebibytes=64)
+    most_inflight_bytes: int = quantity(
+        "what one model's requests may take of Triton's memory, in each worker", mebibytes=256
     )
     # With the time that Triton's own end takes it fits the grace period of its pod.
     drain_timeout: float = opt.seconds(

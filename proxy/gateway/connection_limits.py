@@ -1,6 +1,6 @@
-"""How many connections there may be, and whose: so many in all, and whoever has many leaves room for the others. Pure.
+"""How many connections there may be: so many in all, and a replica that has many leaves room for the others. Pure.
 
-A copy gets a further place while it has fewer than are free: one that takes all it can get ends with half of
+A replica gets a further connection while it has fewer than are free: one that takes all it can get ends with half of
 them, two with a third each, and there are always as many free as the greediest has (dynamic thresholds,
 A. K. Choudhury, E. L. Hahne, IEEE/ACM Trans. Networking 6(2), 1998).
 """
@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-# Of those that have not said yet for whom they come.
+# Of those that have not shown a ticket yet.
 MOST_PENDING: Final = 1024
 
 A = TypeVar("A", bound=Hashable)
 
 
 class ConnectionLimit:
-    """The places of one process."""
+    """Of one process."""
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
@@ -33,9 +33,9 @@ class ConnectionLimit:
 
 
 class PendingConnections(Generic[A]):
-    """Connections of which nobody knows yet whose they are, by the address that they come from, oldest first.
+    """Connections whose replica is not known yet, by the address that they come from, oldest first.
 
-    One address may have all the room that nobody else asks for: the clients of a pod may well come all at once.
+    One address may have all the room that no other asks for: the clients of a pod may well connect all at once.
     """
 
     def __init__(self, *, most: int = MOST_PENDING) -> None:

@@ -1,7 +1,7 @@
-"""The gateway's end of the control socket: the agent tells the copies, the gateway what it has seen.
+"""The gateway's end of the control socket: the agent lists the replicas, the gateway reports drains and crashes.
 
-Only a process of the gateway's own user, or root, is heard; of those the last that has come. While there is
-none, what was told last holds. A line that cannot be read is logged and changes nothing.
+Only processes of the gateway's own user, or root, are accepted; the last one to connect is the agent. While none is
+connected, the last list stays in effect. A line that cannot be read is logged and changes nothing.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from berth.contract.errors import InvalidValue
 from berth.runtime.errors import CannotStart
 from berth.runtime.logs import fields
 from proxy.gateway.control_plane import ControlPlane
-from proxy.gateway.registry import read_copies
+from proxy.gateway.registry import read_replicas
 
 log = logging.getLogger(__name__)
 
-# Some thousands of copies.
+# Some thousands of replicas.
 _LINE_BYTES: Final = 8 * 1024 * 1024
 _MODE: Final = 0o660
 LONGEST_DRAIN_SECONDS: Final = 3600.0
 
 
 class ControlSocket:
-    """`changed`: something has been told. Everything that the control plane has for the agent goes out by `tell`."""
+    """`changed`: called when a message has changed what is wanted. `flush` sends what the control plane has for the agent."""
 
     def __init__(self, path: UnixSocket, control_plane: ControlPlane, changed: Callable[[], None]) -> None:
         self._path, self._control_plane, self._changed = path, control_plane, changed
         self._agent: _AgentSession | None = None
-        # It has not told yet which copies there are.
+        # It has not listed the replicas yet.
         self._is_new = True
         self._server: asyncio.Server | None = None
 
@@ -63,38 +63,38 @@ class ControlSocket:
         except OSError as error:
             log.debug("control socket is gone already", extra=fields(error=error))
 
-    def came(self, agent: "_AgentSession") -> None:
+    def connected(self, agent: "_AgentSession") -> None:
         before, self._agent, self._is_new = self._agent, agent, True
         if before is not None:
             before.close()
-        log.info("the agent is here")
-        self.tell()
+        log.info("agent connected")
+        self.flush()
 
-    def went(self, agent: "_AgentSession") -> None:
+    def disconnected(self, agent: "_AgentSession") -> None:
         if agent is self._agent:
             self._agent = None
-            log.warning("the agent has gone: what it told last holds")
+            log.warning("agent disconnected: its last list stays in effect")
 
-    def tell(self) -> None:
-        """Pass on what there is for the agent, if it is here; else it waits."""
-        news = self._control_plane.news
-        while news and self._agent is not None and self._agent.say(news[0]):
-            news.popleft()
+    def flush(self) -> None:
+        """Send what there is for the agent, if it is connected; else it waits."""
+        messages = self._control_plane.messages
+        while messages and self._agent is not None and self._agent.send(messages[0]):
+            messages.popleft()
 
     def take(self, line: bytes) -> None:
         try:
             self._apply(_read(line))
         except InvalidValue as error:
-            log.warning("the agent's message is not readable", extra=fields(reason=error))
+            log.warning("the agent's message cannot be read", extra=fields(reason=error))
             return
         self._changed()
 
-    def _apply(self, told: dict[str, Any]) -> None:
-        """Raises InvalidValue, with nothing changed. What is not known is left aside: the agent may be newer."""
-        copies = read_copies(told["replicas"]) if "replicas" in told else None
-        drain = _drain(told) if "drain" in told else None
-        if copies is not None:
-            self._control_plane.take_copies(copies, anew=self._is_new)
+    def _apply(self, message: dict[str, Any]) -> None:
+        """Raises InvalidValue, with nothing changed. Keys that are not known are ignored: the agent may be newer."""
+        replicas = read_replicas(message["replicas"]) if "replicas" in message else None
+        drain = _drain(message) if "drain" in message else None
+        if replicas is not None:
+            self._control_plane.list_replicas(replicas, is_new_agent=self._is_new)
             self._is_new = False
         if drain is not None:
             self._control_plane.drain(*drain, time.monotonic())
@@ -114,25 +114,25 @@ class _AgentSession(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = _peer_uid(transport.get_extra_info("socket"))
         if peer not in (0, os.geteuid()):
-            log.warning("a stranger at the control socket", extra=fields(uid=peer))
+            log.warning("rejected at the control socket", extra=fields(uid=peer))
             transport.abort()  # type: ignore[attr-defined]
             return
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._control.came(self)
+        self._control.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._control.went(self)
+        self._control.disconnected(self)
 
     def pause_writing(self) -> None:
         self._writable = False
 
     def resume_writing(self) -> None:
         self._writable = True
-        self._control.tell()
+        self._control.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self._transport is None:  # a stranger, or one that was replaced
+        if self._transport is None:  # rejected, or replaced by another
             return
         while (end := data.find(b"\n")) >= 0:
             line, data = b"".join((*self._input, data[:end])), data[end + 1 :]
@@ -147,20 +147,20 @@ class _AgentSession(asyncio.Protocol):
             self.close()
 
     def _begins_well(self, line: bytes) -> bool:
-        """Whoever begins with anything but an object is none of ours, and nothing that it says later is heard.
+        """A peer that begins with anything but an object is not an agent, and nothing that it sends later is read.
 
-        Code in Triton can lead Triton's socket here by a link: what clients ask would then come as orders.
+        Code in Triton can lead Triton's socket here by a link: clients' requests would then arrive as messages.
         """
         self._is_known = self._is_known or line.startswith(b"{")
         if not self._is_known:
-            log.warning("no agent at the control socket", extra=fields(bytes=len(line)))
+            log.warning("not an agent at the control socket", extra=fields(bytes=len(line)))
             self.close()
         return self._is_known
 
-    def say(self, news: dict[str, object]) -> bool:
+    def send(self, message: dict[str, object]) -> bool:
         if self._transport is None or not self._writable:
             return False
-        self._transport.write(json.dumps(news).encode() + b"\n")
+        self._transport.write(json.dumps(message).encode() + b"\n")
         return True
 
     def close(self) -> None:
@@ -171,17 +171,17 @@ class _AgentSession(asyncio.Protocol):
 
 def _read(line: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"not JSON: {error}") from error
-    if not isinstance(told, dict):
-        raise InvalidValue(f"{type(told).__name__} instead of an object")
-    return told
+    if not isinstance(message, dict):
+        raise InvalidValue(f"{type(message).__name__} instead of an object")
+    return message
 
 
-def _drain(told: dict[str, Any]) -> tuple[str, float]:
+def _drain(message: dict[str, Any]) -> tuple[str, float]:
     """Raises InvalidValue."""
-    uid, seconds = told["drain"], told.get("seconds")
+    uid, seconds = message["drain"], message.get("seconds")
     if not isinstance(uid, str) or isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidValue("drain: a pod uid and seconds are expected")
     if not 0 <= seconds <= LONGEST_DRAIN_SECONDS:
@@ -196,10 +196,10 @@ def _peer_uid(sock: Any) -> int:
 
 
 def _listen(path: str) -> socket.socket:
-    """A socket in place of one that nobody listens on any more. Raises OSError."""
+    """A socket in place of one on which no process listens any more. Raises OSError."""
     _remove_stale(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    before = os.umask(0o177)  # nobody may come in before it has its mode
+    before = os.umask(0o177)  # no process may connect before it has its mode
     try:
         listening.bind(path)
         os.chmod(path, _MODE)
@@ -214,7 +214,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Raises OSError where somebody listens there, or where it is no socket."""
+    """Raises OSError where a process listens there, or where it is no socket."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(None, "it is there, and no socket")

@@ -1,4 +1,4 @@
-"""Whether Triton has died, and who had requests in it: told by the connections to it that break."""
+"""Whether Triton has crashed, and which replicas had requests in it: seen by the connections to it that break."""
 
 import asyncio
 import logging
@@ -16,25 +16,25 @@ _CONNECT_SECONDS: Final = 1.0
 
 
 class CrashDetector:
-    """`refuses`: whether nobody listens where Triton should. `died` is told once for each death."""
+    """`refuses`: whether no process listens where Triton should. `crashed` is called once for each crash."""
 
     def __init__(
         self,
-        inside: Callable[[], Collection[str]],
+        in_triton: Callable[[], Collection[str]],
         refuses: Callable[[], Awaitable[bool]],
-        died: Callable[[Collection[str]], None],
+        crashed: Callable[[Collection[str]], None],
     ) -> None:
-        self._inside, self._refuses, self._died = inside, refuses, died
+        self._in_triton, self._refuses, self._crashed = in_triton, refuses, crashed
         self._suspects: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
     def broke(self, whose: Collection[str]) -> None:
         """A connection to Triton broke with requests of these in it.
 
-        Of a death the first is the first sign: all who are inside now were inside then.
+        The first one is the first sign of a crash: what has requests in Triton now had them then.
         """
         if self._looking is None:
-            self._suspects = set(self._inside())
+            self._suspects = set(self._in_triton())
             self._looking = asyncio.create_task(self._look())
         self._suspects.update(whose)
 
@@ -43,9 +43,9 @@ class CrashDetector:
             for pause in _LOOKS_SECONDS:
                 await asyncio.sleep(pause)
                 if await self._refuses():
-                    self._died(frozenset(self._suspects))
+                    self._crashed(frozenset(self._suspects))
                     return
-            log.info("a connection to Triton broke; Triton is there")
+            log.info("a connection to Triton broke; Triton still listens")
         finally:
             self._looking = None
 
@@ -57,7 +57,7 @@ class CrashDetector:
 
 
 async def refuses(endpoint: Endpoint) -> bool:
-    """Whether nobody listens there. One that is too busy to answer is somebody."""
+    """Whether no process listens there. One that is too busy to answer does."""
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)

@@ -1,6 +1,6 @@
-"""Fair turns between the copies of a process, at their sockets: what comes for one that has had its part of this
+"""Fair turns between the replicas of a process, at their sockets: what arrives for one that has had its part of this
 turn of the loop is kept back until one of the next. A connection is not read as soon as more comes on it: to stop
-reading and begin again are calls of the system's, and who waits for its answer sends nothing meanwhile.
+reading and begin again are calls of the system's, and a client that waits for its answer sends nothing meanwhile.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ from typing import Any, Final, Protocol, cast
 
 from proxy.request.fairness import CALL_COST, DeficitRoundRobin, Share
 
-# What may be kept back in all, of each copy no more than is then free. What comes beyond is served at once, for it
-# has been read and lies in memory anyhow; but its connection waits for its copy's turn before it is read again.
+# What may be kept back in all, of each replica no more than is then free. What comes beyond is served at once, for it
+# has been read and lies in memory anyhow; but its connection waits for its replica's turn before it is read again.
 _KEPT_BYTES: Final = 32 * 1024 * 1024
 
 
 class Load(Protocol):
-    """What a copy has cost so far."""
+    """What a replica has cost so far."""
 
     @property
     def calls(self) -> int: ...
@@ -30,7 +30,7 @@ Serve = Callable[[], int]
 
 
 class ReplicaShare(Share[Serve]):
-    """One copy's part."""
+    """One replica's part."""
 
     __slots__ = ("_calls", "_load", "_sent_bytes", "kept_bytes")
 
@@ -53,7 +53,7 @@ class ReplicaShare(Share[Serve]):
 
 
 class FairReadScheduler:
-    """All copies of the process."""
+    """Of all replicas of the process."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
@@ -67,7 +67,7 @@ class FairReadScheduler:
         return share.kept_bytes < _KEPT_BYTES - self._kept_bytes
 
     def later(self, share: ReplicaShare, do: Callable[[], None]) -> None:
-        """In one of the copy's next turns."""
+        """In one of the replica's next turns."""
 
         def serve() -> int:
             began = self.clock()
@@ -104,14 +104,14 @@ class FairReadScheduler:
 
 
 class ReadGate:
-    """The transport as the inner protocol sees it: two may stop its reading, and it reads when neither does.
+    """The transport as the inner protocol sees it: the protocol and the scheduler may each stop its reading.
 
     Everything else is the transport's own, looked up once.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self._stopped = self._held = False
+        self._stopped = self._suspended = False
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.transport, name)
@@ -127,29 +127,29 @@ class ReadGate:
         self._stopped = False
         self._regulate()
 
-    def hold(self, held: bool) -> None:
-        self._held = held
+    def suspend(self, suspended: bool) -> None:
+        self._suspended = suspended
         self._regulate()
 
     def _regulate(self) -> None:
         if self.transport.is_closing():
             return
-        if self._stopped or self._held:
+        if self._stopped or self._suspended:
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
 
 
 class FairReader(asyncio.Protocol):
-    """Around a connection's own protocol, of which it hears everything but what has to wait."""
+    """Wraps a connection's own protocol, and passes on at once what does not have to wait."""
 
     def __init__(
         self, inner: asyncio.Protocol, share: ReplicaShare, turns: FairReadScheduler, gone: Callable[[], None]
     ) -> None:
         self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
         self._kept = b""
-        # It has a place in the copy's queue.
-        self._waits = self._is_held = self._has_ended = False
+        # It has a place in the replica's queue.
+        self._waits = self._is_suspended = self._has_ended = False
         self._gate: ReadGate | None = None
         # As the loop calls them; nothing stands between.
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
@@ -168,7 +168,7 @@ class FairReader(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         if not self._kept:
             return self._inner.eof_received()
-        self._has_ended = True  # to be told of behind what is kept
+        self._has_ended = True  # which is passed on after what is kept
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -178,12 +178,12 @@ class FairReader(asyncio.Protocol):
             if share.credit <= 0:
                 turns.want_turn()
         elif self._kept:
-            self._hold()
+            self._suspend()
             self._wait(self._kept + data)
         elif turns.has_room(share):
             self._wait(data)
         else:
-            self._hold()
+            self._suspend()
             self._wait(b"")  # it wants a turn
             turns.spend(share, self._serve(data))
 
@@ -195,16 +195,16 @@ class FairReader(asyncio.Protocol):
         return self._share.cost(len(data), clock() - began)
 
     def _wait(self, data: bytes) -> None:
-        """For the copy's turn, with this."""
+        """For the replica's turn, with this."""
         self._leave_queue()
         self._kept, self._waits = data, True
         self._turns.keep_back(self._share, self._serve_kept, len(data))
 
-    def _hold(self) -> None:
-        """Nothing more is read until the copy's turn."""
-        self._is_held = True
+    def _suspend(self) -> None:
+        """Nothing more is read until the replica's turn."""
+        self._is_suspended = True
         if self._gate is not None:
-            self._gate.hold(True)
+            self._gate.suspend(True)
 
     def _leave_queue(self) -> None:
         if self._waits:
@@ -217,9 +217,9 @@ class FairReader(asyncio.Protocol):
         self._turns.took(self._share, len(data))
         cost = self._serve(data) if data else 0
         gate = self._gate
-        if gate is not None and self._is_held:
-            self._is_held = False
-            gate.hold(False)
+        if gate is not None and self._is_suspended:
+            self._is_suspended = False
+            gate.suspend(False)
         if gate is not None and self._has_ended and not self._inner.eof_received():
             gate.transport.close()
         return cost

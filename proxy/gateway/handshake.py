@@ -1,4 +1,4 @@
-"""Where every connection to the gateway begins: it says for whom it comes, or it goes without a word."""
+"""How every connection to the gateway begins: with a ticket that names its replica, or it is closed without an answer."""
 
 import asyncio
 import time
@@ -13,19 +13,19 @@ PREAMBLE_SECONDS: Final = 2.0
 
 
 class Router(Protocol):
-    """Who knows the tickets."""
+    """Knows the tickets."""
 
     def route(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
-        """What makes the protocol that serves such a connection from now on; None: it is none of ours."""
+        """Makes the protocol that serves such a connection from now on; None: it is rejected."""
         ...
 
 
 class Handshakes:
-    """What all connections that have not yet said for whom they come have in common."""
+    """The connections that have not shown a ticket yet."""
 
-    def __init__(self, host: Router, pending: "PendingConnections[Handshake]") -> None:
-        self.host, self.pending = host, pending
-        # Connections that went without a word, by what was wrong: for a metric.
+    def __init__(self, router: Router, pending: "PendingConnections[Handshake]") -> None:
+        self.router, self.pending = router, pending
+        # Connections that were closed without an answer, by reason: for a metric.
         self.rejected = {"late": 0, "crowded": 0, "unreadable": 0, "unknown": 0}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -61,10 +61,10 @@ class Handshakes:
 class Handshake(asyncio.Protocol):
     """One connection until its preamble is there."""
 
-    def __init__(self, step: Handshakes) -> None:
-        self._handshakes = step
+    def __init__(self, handshakes: Handshakes) -> None:
+        self._handshakes = handshakes
         self._transport: asyncio.Transport | None = None
-        self._begun = b""
+        self._input = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -74,16 +74,16 @@ class Handshake(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport is None:  # ended, with this on its way
             return
-        data = self._begun + data if self._begun else data
+        data = self._input + data if self._input else data
         if len(data) < PREAMBLE_BYTES and may_begin(data):
-            self._begun = data
+            self._input = data
             return
         try:
             preamble = read_preamble(data)
         except BadPreamble:
             self._handshakes.reject(self, "unreadable")
             return
-        make = self._handshakes.host.route(preamble)
+        make = self._handshakes.router.route(preamble)
         if make is None:
             self._handshakes.reject(self, "unknown")
         else:
@@ -105,7 +105,7 @@ class Handshake(asyncio.Protocol):
         self._handshakes.pending.remove(self)
 
     def abort(self) -> None:
-        """Without a word: to whoever has no ticket there is nothing to say."""
+        """Without an answer: a peer without a ticket learns nothing."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

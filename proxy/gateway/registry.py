@@ -1,4 +1,4 @@
-"""The copies of a node as the agent has told them last: what is new, what has changed, what has ended. Pure."""
+"""The replicas of a node as the agent has listed them last: what is new, what has changed, what has ended. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from proxy.policy.refusal import Flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """The most that a copy gets of what its pod asks for."""
+    """The most that a replica gets of what its pod asks for."""
 
     request_timeout_seconds: float
     max_json_bytes: int
@@ -19,7 +19,7 @@ class Ceilings:
     max_inflight_bytes: int
 
     def clip(self, limits: ReplicaLimits) -> ReplicaLimits:
-        """What a pod asks for, as far as it gets it. A request is never more than all requests may be."""
+        """What a pod asks for, as far as it gets it. One request is never allowed more than all together."""
         inflight = min(limits.max_inflight_bytes, self.max_inflight_bytes)
         request = min(limits.max_request_bytes, self.max_request_bytes, inflight)
         return replace(
@@ -31,9 +31,9 @@ class Ceilings:
         )
 
     def flags(self, clipped: ReplicaLimits) -> Flags:
-        """What sets these limits: to ask for more than a ceiling gets nobody anything.
+        """What sets these limits, for a refusal to name: above a ceiling a pod's own flag changes nothing.
 
-        Nor does a pod say what its requests may take together; what is then too small for all is so for one.
+        A pod does not say what its requests may take together; a request that exceeds that is refused by the ceiling too.
         """
         own = Flags()
         inflight = "--most-inflight-bytes of the node's gateway"
@@ -55,80 +55,80 @@ def _no_more(own: str, ceiling: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is to be done so that there are the copies that were told."""
+    """What is to be done so that there are the replicas that were listed."""
 
     new: tuple[ReplicaSpec, ...] = ()
     changed: tuple[ReplicaSpec, ...] = ()
     ended: tuple[ReplicaSpec, ...] = ()
 
 
-def read_copies(data: object) -> tuple[ReplicaSpec, ...]:
-    """All copies of a line. Raises InvalidValue where any of them cannot be, or two of them at once."""
+def read_replicas(data: object) -> tuple[ReplicaSpec, ...]:
+    """All replicas of a line. Raises InvalidValue where one of them is invalid, or two exclude each other."""
     if not isinstance(data, list):
-        raise InvalidValue(f"copies: {type(data).__name__} instead of a list")
-    copies = tuple(_read_copy(entry) for entry in data)
+        raise InvalidValue(f"replicas: {type(data).__name__} instead of a list")
+    replicas = tuple(_read_replica(entry) for entry in data)
     for what, values in (
-        ("pod uid", [copy.pod_uid for copy in copies]),
-        ("ticket", [copy.ticket for copy in copies]),
-        ("name on the server", [copy.server_name for copy in copies]),
+        ("pod uid", [replica.pod_uid for replica in replicas]),
+        ("ticket", [replica.ticket for replica in replicas]),
+        ("name on the server", [replica.server_name for replica in replicas]),
     ):
         if len(set(values)) < len(values):
-            raise InvalidValue(f"two copies with the same {what}")
-    return copies
+            raise InvalidValue(f"two replicas with the same {what}")
+    return replicas
 
 
-def _read_copy(entry: object) -> ReplicaSpec:
+def _read_replica(entry: object) -> ReplicaSpec:
     if not isinstance(entry, Mapping):
-        raise InvalidValue(f"a copy: {type(entry).__name__} instead of an object")
-    copy = ReplicaSpec.from_json(dict[str, Any](entry))
-    limits = copy.limits
-    if not (copy.pod_uid and copy.model and copy.server_name):
-        raise InvalidValue("a copy needs a pod uid, a model and a name on the server")
-    if len(copy.server_name.encode()) < len(copy.model.encode()):
-        raise InvalidValue(f"{copy.pod_uid}: its name on the server is shorter than the model's")
+        raise InvalidValue(f"a replica: {type(entry).__name__} instead of an object")
+    replica = ReplicaSpec.from_json(dict[str, Any](entry))
+    limits = replica.limits
+    if not (replica.pod_uid and replica.model and replica.server_name):
+        raise InvalidValue("a replica needs a pod uid, a model and a name on the server")
+    if len(replica.server_name.encode()) < len(replica.model.encode()):
+        raise InvalidValue(f"{replica.pod_uid}: its name on the server is shorter than the model's")
     if limits.container_concurrency < 0 or (limits.queue_depth or 0) < 0:
-        raise InvalidValue(f"limits of {copy.pod_uid}: containerConcurrency and queueDepth are at least 0")
+        raise InvalidValue(f"limits of {replica.pod_uid}: containerConcurrency and queueDepth are at least 0")
     if not 0 < limits.request_timeout_seconds < float("inf"):
-        raise InvalidValue(f"limits of {copy.pod_uid}: requestTimeoutSeconds is above 0")
+        raise InvalidValue(f"limits of {replica.pod_uid}: requestTimeoutSeconds is above 0")
     if min(limits.max_json_bytes, limits.max_request_bytes, limits.max_inflight_bytes) <= 0:
-        raise InvalidValue(f"limits of {copy.pod_uid}: maxJsonBytes and the like are above 0")
-    if not isinstance(copy.withheld, str | None):
-        raise InvalidValue(f"withheld of {copy.pod_uid}: text or null is expected")
-    return copy
+        raise InvalidValue(f"limits of {replica.pod_uid}: maxJsonBytes and the like are above 0")
+    if not isinstance(replica.withheld, str | None):
+        raise InvalidValue(f"withheld of {replica.pod_uid}: text or null is expected")
+    return replica
 
 
 class Registry:
-    """By pod uid. A pod whose ticket, model or name on the server is another is another copy."""
+    """By pod uid. A pod whose ticket, model or name on the server is another is another replica."""
 
     def __init__(self) -> None:
-        self._copies: dict[str, ReplicaSpec] = {}
-        # Whether anybody has told, since the start, which there are.
-        self.is_told = False
+        self._replicas: dict[str, ReplicaSpec] = {}
+        # Whether there has been a list since the start.
+        self.is_listed = False
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self._replicas)
 
     def __iter__(self) -> Iterator[ReplicaSpec]:
-        return iter(self._copies.values())
+        return iter(self._replicas.values())
 
     def get(self, pod_uid: str) -> ReplicaSpec | None:
-        return self._copies.get(pod_uid)
+        return self._replicas.get(pod_uid)
 
-    def apply(self, copies: Iterable[ReplicaSpec]) -> Changes:
+    def apply(self, replicas: Iterable[ReplicaSpec]) -> Changes:
         """These are all that there are, from now on."""
-        before, self._copies = self._copies, {copy.pod_uid: copy for copy in copies}
-        self.is_told = True
+        before, self._replicas = self._replicas, {replica.pod_uid: replica for replica in replicas}
+        self.is_listed = True
         new, changed = [], []
-        for uid, copy in self._copies.items():
+        for uid, replica in self._replicas.items():
             known = before.get(uid)
-            if known is None or _identity(known) != _identity(copy):
-                new.append(copy)
-            elif known != copy:
-                changed.append(copy)
-        lasting = self._copies.keys() - {copy.pod_uid for copy in new}
-        ended = tuple(copy for uid, copy in before.items() if uid not in lasting)
+            if known is None or _identity(known) != _identity(replica):
+                new.append(replica)
+            elif known != replica:
+                changed.append(replica)
+        lasting = self._replicas.keys() - {replica.pod_uid for replica in new}
+        ended = tuple(replica for uid, replica in before.items() if uid not in lasting)
         return Changes(tuple(new), tuple(changed), ended)
 
 
-def _identity(copy: ReplicaSpec) -> tuple[bytes, str, str, str, str]:
-    return copy.ticket, copy.model, copy.server_name, copy.namespace, copy.pod
+def _identity(replica: ReplicaSpec) -> tuple[bytes, str, str, str, str]:
+    return replica.ticket, replica.model, replica.server_name, replica.namespace, replica.pod

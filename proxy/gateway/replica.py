@@ -1,24 +1,30 @@
-"""One copy as one process serves it: its fronts, made when they are first asked for, its reports, its end."""
+"""One replica as one process serves it: its downstream connections, its report connections, its end."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
 
 from berth.contract.gateway import ReplicaSpec
+from berth.runtime.tasks import wait_until_set
 from proxy.gateway.fair_reader import FairReadScheduler, ReplicaShare
-from proxy.gateway.reports import Report
-from proxy.gateway.spec import ReplicaStats
+from proxy.gateway.reports import ReportConnection
+from proxy.gateway.spec import Events, ReplicaStats
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
 
-# A door has one, and another while it notices that the first is gone.
-_MOST_REPORTS = 8
-# Each is told a line at once, and takes no turns with the other copies' requests.
-_MOST_REPORTS_A_SECOND = 32
+log = logging.getLogger(__name__)
+
+# A pod's proxy has one, and another while it notices that the first is gone.
+_MOST_REPORTS: Final = 8
+# Each gets a line at once, outside the fair turns with the other replicas' requests.
+_MOST_REPORTS_A_SECOND: Final = 32
+# Clients that watch readiness get it again in this time, though no change has been announced.
+_WATCH_SECONDS: Final = 60.0
 
 
-class Front(Protocol):
-    """One protocol's connections of one copy."""
+class Downstream(Protocol):
+    """The clients of one replica and one protocol."""
 
     def connection(self) -> asyncio.Protocol: ...
 
@@ -30,173 +36,241 @@ class Front(Protocol):
     def readiness_changed(self) -> None: ...
 
     def stop_accepting(self) -> None:
-        """Tell all who are there to go, as they finish; nobody new comes."""
+        """Tell the connected clients to go, as they finish; no new ones come."""
         ...
 
     def close(self) -> None: ...
 
 
-# Does something in one of the copy's next turns.
+class Poller(Protocol):
+    """`proxy.upstream.health.Upstream`, as far as it is needed here."""
+
+    def poll(self) -> Coroutine[Any, Any, None]:
+        """Ask Triton for ever whether it serves the replica's model."""
+        ...
+
+    def nudge(self) -> None:
+        """Ask now."""
+        ...
+
+
+# Does something in one of the replica's next turns.
 Later = Callable[[Callable[[], None]], None]
-MakeFront = Callable[[Kind, Replica, Later], Front]
+MakeDownstream = Callable[[Kind, Replica, Later | None], Downstream]
 
 
 class ServedReplica:
-    """`told`: as the agent has told it last."""
+    """`spec`: as the agent has listed it last."""
 
     def __init__(
         self,
-        told: ReplicaSpec,
-        copy: Replica,
-        make_front: MakeFront,
-        turns: FairReadScheduler,
-        changed: Callable[[], None],
+        spec: ReplicaSpec,
+        replica: Replica,
+        make_downstream: MakeDownstream,
+        poller: Poller,
+        events: Events,
+        scheduler: FairReadScheduler | None = None,
     ) -> None:
-        """`changed`: its door drain_requests to drain."""
-        self.told, self.copy = told, copy
-        self.share = ReplicaShare(copy)
-        self._make_front, self._turns, self._wished = make_front, turns, changed
-        self._fronts: dict[Kind, Front] = {}
-        self._reports: list[Report] = []
+        """`scheduler`: shares the process' time among replicas, where there are several."""
+        self.spec, self.replica = spec, replica
+        self.share = ReplicaShare(replica)
+        self._make_downstream, self._poller, self._events = make_downstream, poller, events
+        self._scheduler = scheduler
+        self._downstreams: dict[Kind, Downstream] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reports: list[ReportConnection] = []
         self._reports_lately = 0
         self.connections = 0
-        self._told_stats: ReplicaStats | None = None
-        # A copy whose door only says that it will leave is not ready, and serves whoever comes. What a door has
-        # said holds while it is there: its container may be started anew, in the same pod.
-        self._leaving: set[Report] = set()
-        self._wishing: set[Report] = set()
+        self._published: ReplicaStats | None = None
+        # A pod's proxy that only says that it will end makes the replica unready; it is served all the same. What it says
+        # holds while its connection lasts: its container may be started again in the same pod.
+        self._leaving: set[ReportConnection] = set()
+        self._asking_to_drain: set[ReportConnection] = set()
         # It has said so to any process.
         self._is_leaving = False
-        self.is_draining = self.is_drained = False
+        self.is_draining = self._is_drained = False
 
-    def front(self, kind: Kind) -> Front:
-        front = self._fronts.get(kind)
-        if front is None:
-            front = self._fronts[kind] = self._make_front(
-                kind, self.copy, lambda do: self._turns.later(self.share, do)
-            )
-        return front
+    def start(self) -> None:
+        work = {"readiness": self._follow_readiness(), "triton": self._poller.poll()}
+        self._tasks = [
+            asyncio.create_task(_guarded(one), name=f"{name} of {self.spec.pod_uid}")
+            for name, one in work.items()
+        ]
 
-    # Reports.
+    def change(self, spec: ReplicaSpec) -> None:
+        """The same replica, with other limits or another state."""
+        if spec.loaded is not self.spec.loaded:
+            self._poller.nudge()  # else its clients wait for the next poll
+        self.spec = spec
+        self.replica.set_limits(spec.limits)
+
+    def downstream(self, kind: Kind) -> Downstream:
+        found = self._downstreams.get(kind)
+        if found is None:
+            later = self._later if self._scheduler is not None else None
+            found = self._downstreams[kind] = self._make_downstream(kind, self.replica, later)
+        return found
+
+    def _later(self, do: Callable[[], None]) -> None:
+        assert self._scheduler is not None
+        self._scheduler.later(self.share, do)
+
+    # Report connections.
 
     def takes_report(self) -> bool:
-        """Whether one more connection for reports is none too many in this second."""
+        """Whether one more report connection is allowed in this second."""
         self._reports_lately += 1
         return self._reports_lately <= _MOST_REPORTS_A_SECOND
 
-    def report(self) -> Report:
-        """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self._announce_leave, self._reports_lost, self._tell)
+    def report(self) -> ReportConnection:
+        """One more report connection; the oldest is closed where there are too many."""
+        report = ReportConnection(self)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
         return report
 
     @property
-    def wishes_to_drain(self) -> bool:
-        return bool(self._wishing)
+    def asks_to_drain(self) -> bool:
+        return bool(self._asking_to_drain)
 
     @property
-    def will_leave(self) -> bool:
+    def announces_leaving(self) -> bool:
         return bool(self._leaving)
 
-    def _wish(self, report: Report) -> None:
-        self._wishing.add(report)
-        self._wished()
+    def report_opened(self, report: ReportConnection) -> None:
+        self._publish(report)
 
-    def _announce_leave(self, report: Report) -> None:
+    def report_asks_to_drain(self, report: ReportConnection) -> None:
+        self._asking_to_drain.add(report)
+        self._events.changed()
+
+    def report_announces_leaving(self, report: ReportConnection) -> None:
         self._leaving.add(report)
-        self._look_at_leaving()
-        self._wished()
+        self._update_leaving()
+        self._events.changed()
 
-    def leave(self, leaves: bool) -> None:
-        """Whether its door has said, to any process, that it will leave."""
-        self._is_leaving = leaves
-        self._look_at_leaving()
-
-    def _look_at_leaving(self) -> None:
-        leaves = self._is_leaving or self.will_leave
-        if leaves and not self.copy.draining:
-            self.copy.drain()
-        elif self.copy.draining and not (leaves or self.is_draining or self._wishing):
-            self.copy.serve_again()
-
-    def _reports_lost(self, report: Report) -> None:
+    def report_closed(self, report: ReportConnection) -> None:
         if report in self._reports:
             self._reports.remove(report)
-        if report in self._wishing or report in self._leaving:
-            self._wishing.discard(report)
+        if report in self._asking_to_drain or report in self._leaving:
+            self._asking_to_drain.discard(report)
             self._leaving.discard(report)
-            self._wished()
-        self._look_at_leaving()
+            self._events.changed()
+        self._update_leaving()
 
-    def tell(self, stats: ReplicaStats | None = None) -> None:
-        """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
-        self._told_stats = stats or self._told_stats
-        self._tell(*self._reports)
+    def publish(self, stats: ReplicaStats | None = None) -> None:
+        """To the pod's proxy. `stats`: of all processes; without them those published last, or this process' own."""
+        self._published = stats or self._published
+        self._publish(*self._reports)
 
-    def _tell(self, *reports: Report) -> None:
-        stats = self._told_stats or self.stats
+    def _publish(self, *reports: ReportConnection) -> None:
+        stats = self._published or self.stats
         for report in reports:
-            report.tell(self.copy.not_ready(), stats)
-            if self.is_drained:
-                report.tell_drained()
+            report.publish(self.replica.not_ready(), stats)
+            if self._is_drained:
+                report.say_drained()
 
-    # Figures.
+    # What the control plane wants.
+
+    def eject(self, reason: str | None) -> None:
+        """Whether, and why, its requests do not go to Triton. What the agent withholds is withheld anyhow."""
+        self.replica.withheld, self.replica.closed = self.spec.withheld, reason
+
+    def set_draining(self, drains: bool) -> None:
+        """True: take nothing new; requests that are under way go on to their end."""
+        if drains and not self.is_draining:
+            self.is_draining = True
+            self.replica.drain()
+            for one in self._downstreams.values():
+                one.stop_accepting()
+        elif self.is_draining and not drains:
+            self._resume()
+
+    def _resume(self) -> None:
+        """The connections that are left were told that they end: they do."""
+        self.is_draining = self._is_drained = False
+        downstreams, self._downstreams = self._downstreams, {}
+        for one in downstreams.values():
+            one.close()
+        self.replica.serve_again()
+
+    def set_leaving(self, leaves: bool) -> None:
+        """Whether its pod's proxy has said, to any process, that it will end."""
+        self._is_leaving = leaves
+        self._update_leaving()
+
+    def _update_leaving(self) -> None:
+        leaves = self._is_leaving or self.announces_leaving
+        if leaves and not self.replica.draining:
+            self.replica.drain()
+        elif self.replica.draining and not (leaves or self.is_draining or self._asking_to_drain):
+            self.replica.serve_again()
+
+    def mark_drained(self) -> None:
+        """Nothing of it is left in any process, or its time for that is up."""
+        if not self._is_drained:
+            self._is_drained = True
+            self.publish()
+
+    # What is seen.
 
     @property
     def stats(self) -> ReplicaStats:
-        figures = self.copy.figures()
+        figures = self.replica.figures()
         figures.busy_connections = self.busy_connections
-        return ReplicaStats(figures, self.copy.load)
+        return ReplicaStats(figures, self.replica.load)
 
     @property
     def busy_connections(self) -> int:
-        return sum(front.busy_connections for front in self._fronts.values())
+        return sum(one.busy_connections for one in self._downstreams.values())
 
     @property
     def is_idle(self) -> bool:
         """Nothing of it is in Triton or waits, and every answer has been delivered."""
-        admissions = self.copy.admissions
+        admissions = self.replica.admissions
         return not (admissions.running or admissions.waiting or self.busy_connections)
 
     # Life.
 
     def tick(self, now: float) -> None:
-        """Every second."""
+        """Called every second."""
         self._reports_lately = 0
-        self.copy.tick(now)
-        for front in self._fronts.values():
-            front.tick(now)
+        self.replica.tick(now)
+        for one in self._downstreams.values():
+            one.tick(now)
 
-    async def follow(self) -> None:
+    async def _follow_readiness(self) -> None:
         """Pass every change of readiness on, for ever."""
         while True:
-            change = self.copy.next_change()
-            for front in self._fronts.values():
-                front.readiness_changed()
-            self.tell()
-            await change.wait()
-
-    def drain(self) -> None:
-        """Take nothing new; what is under way goes on to its end."""
-        if not self.is_draining:
-            self.is_draining = True
-            self.copy.drain()
-            for front in self._fronts.values():
-                front.stop_accepting()
-
-    def serve_again(self) -> None:
-        """Nobody drain_requests any more that it be drained. The connections that are left were told that they end: they do."""
-        self.is_draining = self.is_drained = False
-        fronts, self._fronts = self._fronts, {}
-        for front in fronts.values():
-            front.close()
-        self.copy.serve_again()
+            change = self.replica.next_change()
+            for one in self._downstreams.values():
+                one.readiness_changed()
+            self.publish()
+            self._events.readiness_changed()
+            await wait_until_set(change, timeout_seconds=_WATCH_SECONDS)
 
     def close(self) -> None:
-        for front in self._fronts.values():
-            front.close()
+        """Break off what is left."""
+        for task in self._tasks:
+            task.cancel()
+        for one in self._downstreams.values():
+            one.close()
         for report in self._reports[:]:
             report.close()
-        self.copy.admissions.close()
+        self.replica.admissions.close()
+
+    async def ended(self) -> None:
+        """Return when a part of its work has ended, which only a defect makes it do."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    async def closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+    """A defect in one replica's work does not end another's."""
+    try:
+        await work
+    except Exception as error:
+        log.error("a replica is no longer looked after", exc_info=error)

@@ -1,42 +1,49 @@
-"""A door's connection for reports: what its readiness and its figures are, and that it drain_requests to drain."""
+"""The report connection of a pod's proxy: the replica's readiness and figures go out, its wish to drain comes in."""
 
 import asyncio
-import json
-from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, Protocol, cast
+
+import msgspec
 
 from proxy.gateway.spec import ReplicaStats
 from proxy.wire.report import DRAINED, says
 
-# What a door says from one of our lines to the next, which come every second: a word or two. It takes no turns with
-# the other copies' requests.
-_MOST_SAID_BYTES: Final = 4096
+# What a pod's proxy may send from one of our lines to the next, which go out every second: a word or two. It takes no
+# turns with the other replicas' requests.
+_MOST_RECEIVED_BYTES: Final = 4096
 
 
-class Report(asyncio.Protocol):
-    """JSON lines. One that does not read them gets fewer, and never has more than a few waiting."""
+class ReportHandler(Protocol):
+    """Whose reports these are: `proxy.gateway.replica.ServedReplica`."""
 
-    def __init__(
-        self,
-        wish: Callable[["Report"], None],
-        leave: Callable[["Report"], None],
-        lost: Callable[["Report"], None],
-        ask: Callable[["Report"], None],
-    ) -> None:
-        """`wish`: the door wants to drain; `leave`: it will soon; `lost`: it has gone; `ask`: for a first line."""
-        self._wish, self._leave, self._lost, self._ask = wish, leave, lost, ask
+    def report_opened(self, report: "ReportConnection") -> None:
+        """It waits for its first line."""
+        ...
+
+    def report_asks_to_drain(self, report: "ReportConnection") -> None: ...
+
+    def report_announces_leaving(self, report: "ReportConnection") -> None: ...
+
+    def report_closed(self, report: "ReportConnection") -> None: ...
+
+
+class ReportConnection(asyncio.Protocol):
+    """JSON lines (`proxy.wire.report`). A peer that does not read them gets fewer, and never has more than a few waiting."""
+
+    def __init__(self, handler: ReportHandler) -> None:
+        self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._writable = True
-        self._input, self._said_bytes = b"", 0
-        self._drained_told = False
+        self._input, self._received_bytes = b"", 0
+        self._has_said_drained = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._ask(self)
+        self._handler.report_opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost(self)
+        self._handler.report_closed(self)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -45,8 +52,8 @@ class Report(asyncio.Protocol):
         self._writable = True
 
     def data_received(self, data: bytes) -> None:
-        self._said_bytes += len(data)
-        if self._said_bytes > _MOST_SAID_BYTES:
+        self._received_bytes += len(data)
+        if self._received_bytes > _MOST_RECEIVED_BYTES:
             self.close()
             return
         *lines, self._input = (self._input + data).split(b"\n")
@@ -54,23 +61,21 @@ class Report(asyncio.Protocol):
             self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """What is not understood is left aside: a door may be newer."""
+        """A line that is not known is ignored: the pod's proxy may be newer."""
         if says(line, "leaving"):
-            self._leave(self)
+            self._handler.report_announces_leaving(self)
         elif says(line, "drain"):
-            self._wish(self)
+            self._handler.report_asks_to_drain(self)
 
-    def tell(self, not_ready: str | None, stats: ReplicaStats) -> None:
-        self._said_bytes = len(self._input)
-        self._say({"notReady": not_ready, **stats.to_json()})
+    def publish(self, not_ready: str | None, stats: ReplicaStats) -> None:
+        self._received_bytes = len(self._input)
+        line = {"notReady": not_ready, "figures": stats.figures, "load": stats.load}
+        self._write(msgspec.json.encode(line) + b"\n")
 
-    def tell_drained(self) -> None:
-        if not self._drained_told and self._writable:
-            self._drained_told = True
+    def say_drained(self) -> None:
+        if not self._has_said_drained and self._writable:
+            self._has_said_drained = True
             self._write(DRAINED)
-
-    def _say(self, said: dict[str, object]) -> None:
-        self._write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
 
     def _write(self, line: bytes) -> None:
         if self._transport is not None and self._writable:

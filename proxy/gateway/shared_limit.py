@@ -1,4 +1,4 @@
-"""A copy's limit that several processes share, as the one that makes it sees it."""
+"""A replica's limit that several processes share, as the one that makes it sees it."""
 
 import os
 from typing import Final

@@ -1,4 +1,4 @@
-"""The processes that serve the node's models, as one: this process itself, or several workers."""
+"""The processes that serve a plane, as one: this process itself, or several workers."""
 
 import asyncio
 import base64
@@ -7,22 +7,22 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from berth.contract.gateway import ReplicaSpec
+from berth.contract.endpoint import Endpoint
 from berth.runtime.errors import EXIT_CRASH, CannotStart
+from berth.runtime.listening import listening_sockets
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
 from proxy.gateway.channel import Channel
-from proxy.gateway.config import GatewayOptions
-from proxy.gateway.data_plane import DataPlane
+from proxy.gateway.plane_config import PlaneConfig
 from proxy.gateway.registry import Registry
-from proxy.gateway.serving import access_of, open_data_plane
+from proxy.gateway.serving import Server, open_server
 from proxy.gateway.shared_limit import SharedLimit
-from proxy.gateway.spec import ReplicaStats, Spec, Status
+from proxy.gateway.spec import Events, FromWorker, ReplicaStats, Spec, Status, ToWorker
 
 log = logging.getLogger(__name__)
 
@@ -30,39 +30,37 @@ _LOOK_SECONDS: Final = 0.05
 _START_SECONDS: Final = 20.0
 _END_SECONDS: Final = 5.0
 
-Died = Callable[[frozenset[str]], None]
-
 
 class Workers(Protocol):
     """What serves."""
 
-    # After Triton's death all that serve have told who was in it.
+    # So long after a crash of Triton all processes have reported whose requests were in it.
     settle_seconds: float
 
     @property
-    def port(self) -> int:
-        """The one in use, also when 0 was asked for."""
+    def ports(self) -> tuple[int, ...]:
+        """Those in use, in the order of the config, also where 0 was asked for."""
         ...
 
-    def on_news(self, wake: Callable[[], None], died: Died) -> None:
-        """`wake`: what they say is news. `died`: Triton has, with requests of these in it."""
-        ...
+    def apply(self, spec: Spec) -> None: ...
 
-    def apply(self, orders: Spec) -> None: ...
-
-    def statuses(self) -> list[Status]: ...
+    def statuses(self) -> Sequence[Status]: ...
 
     def seconds(self) -> int:
-        """Another number whenever a copy's second may have closed. May be asked on any thread."""
+        """Another number whenever a replica's second may have closed. May be asked on any thread."""
         ...
 
     def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
-        """For the doors."""
+        """To the pods' proxies."""
         ...
 
-    def drain_all(self) -> None: ...
+    async def drain_all(self) -> None:
+        """Take nothing new."""
+        ...
 
-    async def idle(self) -> None: ...
+    async def idle(self) -> None:
+        """Return when nothing is left of what was under way. After `drain_all`."""
+        ...
 
 
 class InProcess:
@@ -70,109 +68,108 @@ class InProcess:
 
     settle_seconds = 0.0
 
-    def __init__(self, node: DataPlane, port: int) -> None:
-        self._node, self.port = node, port
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.ports = server.ports
 
-    def on_news(self, wake: Callable[[], None], died: Died) -> None:
-        self._node.changed, self._node.triton_crashed = wake, died
+    def apply(self, spec: Spec) -> None:
+        self._server.apply(spec)
 
-    def apply(self, orders: Spec) -> None:
-        self._node.apply(orders)
-
-    def statuses(self) -> list[Status]:
-        return [self._node.status()]
+    def statuses(self) -> Sequence[Status]:
+        return [self._server.status()]
 
     def seconds(self) -> int:
-        return self._node.seconds
+        return self._server.seconds
 
     def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
-        self._node.publish_stats(stats)
+        self._server.publish_stats(stats)
 
-    def drain_all(self) -> None:
-        self._node.drain_all()
+    async def drain_all(self) -> None:
+        await self._server.drain_all()
 
     async def idle(self) -> None:
-        while not self._node.is_idle:
+        while not self._server.is_idle:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-class _Process:
+class _Worker:
     """One worker, as the first process knows it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, crew: "WorkerPool") -> None:
-        self.process, self._crew = process, crew
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, events: Events) -> None:
+        self.process, self._events = process, events
         self.status: Status | None = None
+        # How many statuses it has sent.
+        self.reported = 0
         self.failure = ""
         self.is_idle = False
         self.spoke = asyncio.Event()
-        self.channel = Channel(sock, self._take, self.spoke.set)
+        self.channel = Channel(sock, FromWorker, self._take, self.spoke.set)
 
-    def _take(self, said: dict[str, Any], _: list[int]) -> None:
-        self.failure = said.get("failure", self.failure)
-        if "died" in said:
-            self._crew.died(frozenset(said["died"]))
-        if "status" in said:
-            before = self.status
-            self.status, self.is_idle = Status.from_json(said["status"]), said["idle"]
-            self._crew.heard += 1
-            if before is None or _asks(before) != _asks(self.status):
-                self._crew.wake()
+    def _take(self, message: FromWorker, _: list[int]) -> None:
+        self.failure = message.failure or self.failure
+        for suspects in message.crashes:
+            self._events.triton_crashed(suspects)
+        if message.status is not None:
+            before, self.status, self.is_idle = self.status, message.status, message.is_idle
+            self.reported += 1
+            if before is None or before.needs_action != self.status.needs_action:
+                self._events.changed()
         self.spoke.set()
 
 
-def _asks(status: Status) -> tuple[frozenset[str], ...]:
-    """What something is to be done about at once."""
-    return status.idle, status.drain_requests, status.leaving
-
-
 class WorkerPool:
-    """Several workers, with one limit and one report for each copy. One that dies takes the gateway with it:
-    whatever it held of the limits is free again, and the agent tells everything anew.
+    """Several workers, with one limit and one set of stats for each replica. A worker that dies takes the pool's process
+    with it: whatever it held of the limits is free again, and the restart starts from the agent's whole list.
     """
 
     settle_seconds = 1.0
 
-    def __init__(self, options: GatewayOptions) -> None:
-        self._options = options
-        self._processes: list[_Process] = []
+    def __init__(self, config: PlaneConfig, events: Events, spec: Spec | None = None) -> None:
+        """`spec`: applied by each worker before its ports are open."""
+        self._config, self._events, self._first_spec = config, events, spec
+        self._workers: list[_Worker] = []
         self._guards: list[asyncio.Task[None]] = []
         self._registry = Registry()
         self._limits: dict[str, SharedLimit] = {}
         self._stopping = False
-        # Words, of all of them.
-        self.heard = 0
-        self.port = 0
-        self.wake: Callable[[], None] = lambda: None
-        self.died: Died = lambda inside: None
+        self.ports: tuple[int, ...] = ()
 
     async def __aenter__(self) -> "WorkerPool":
         """Raises CannotStart where a worker cannot serve."""
         try:
-            for _ in range(self._options.workers):
-                await self._spawn()
-            async with asyncio.timeout(_START_SECONDS):
-                await asyncio.gather(*(one.spoke.wait() for one in self._processes))
-        except TimeoutError:
-            await self.__aexit__()
-            raise CannotStart("--workers: not all of them have started in time") from None
+            for _ in range(self._config.workers):
+                self._workers.append(await self._spawn())
+            if self._first_spec is not None:
+                self.apply(self._first_spec)
+            # Over its socket, where no command line shows it. What comes before it is applied before the ports are open.
+            config = base64.b64encode(pickle.dumps(self._config)).decode()
+            self._send(ToWorker(config=config))
+            await self._started()
         except BaseException:
             await self.__aexit__()
             raise
-        for one in self._processes:
-            if one.status is None:
-                await self.__aexit__()
-                raise CannotStart(one.failure or "--workers: one of them has ended at once")
-        self._guards = [asyncio.create_task(self._guard(one)) for one in self._processes]
+        self._guards = [asyncio.create_task(self._guard(one)) for one in self._workers]
         return self
+
+    async def _started(self) -> None:
+        """Raises CannotStart."""
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await asyncio.gather(*(one.spoke.wait() for one in self._workers))
+        except TimeoutError:
+            raise CannotStart("--workers: not all of them have started in time") from None
+        for one in self._workers:
+            if one.status is None:
+                raise CannotStart(one.failure or "--workers: one of them has ended at once")
 
     async def __aexit__(self, *_: object) -> None:
         self._stopping = True
         for guard in self._guards:
             guard.cancel()
         await asyncio.gather(*self._guards, return_exceptions=True)
-        for one in self._processes:
+        for one in self._workers:
             one.channel.close()
-        for one in self._processes:
+        for one in self._workers:
             try:
                 async with asyncio.timeout(_END_SECONDS):
                     await one.process.wait()
@@ -183,102 +180,106 @@ class WorkerPool:
         for limit in self._limits.values():
             limit.close()
 
-    async def _spawn(self) -> None:
-        """Options travel over its socket, where no command line shows them."""
-        listening = self._listening()
+    async def _spawn(self) -> _Worker:
+        """Raises CannotStart where a port is taken."""
+        listening = self._listen()
         ours, theirs = socket.socketpair()
-        with theirs, listening:
+        descriptors = [[one.fileno() for one in sockets] for sockets in listening]
+        try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "proxy.gateway.worker",
                 str(theirs.fileno()),
-                str(listening.fileno()),
-                pass_fds=(theirs.fileno(), listening.fileno()),
+                *(",".join(map(str, of_port)) for of_port in descriptors),
+                pass_fds=(theirs.fileno(), *(one for of_port in descriptors for one in of_port)),
                 stdin=asyncio.subprocess.DEVNULL,
             )
-        one = _Process(process, ours, self)
-        self._processes.append(one)
-        one.channel.send({"options": base64.b64encode(pickle.dumps(self._options)).decode()})
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            _close(listening)
+        return _Worker(process, ours, self._events)
 
-    def _listening(self) -> socket.socket:
-        """One for each worker, all of one port. Raises CannotStart."""
-        listen = self._options.listen
-        with starting("--listen", listen):
-            family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-            one = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                one.bind((listen.host, self.port or listen.port))
-            except OSError:
-                one.close()
-                raise
-        self.port = one.getsockname()[1]
-        return one
+    def _listen(self) -> list[list[socket.socket]]:
+        """A worker's own sockets for each port; all workers have the same ports. Raises CannotStart."""
+        listening: list[list[socket.socket]] = []
+        numbers = self.ports or tuple(port.listen.port for port in self._config.ports)
+        try:
+            for port, number in zip(self._config.ports, numbers, strict=True):
+                with starting(port.flag, port.listen):
+                    listening.append(listening_sockets(Endpoint(port.listen.host, number), share_port=True))
+        except CannotStart:
+            _close(listening)
+            raise
+        self.ports = tuple(sockets[0].getsockname()[1] for sockets in listening)
+        return listening
 
-    async def _guard(self, one: _Process) -> None:
+    async def _guard(self, one: _Worker) -> None:
         code = await one.process.wait()
         if not self._stopping:
             log.critical("a worker has died", extra=fields(code=code))
             os._exit(EXIT_CRASH)
 
-    # As a plane.
+    def _send(self, message: ToWorker) -> None:
+        for one in self._workers:
+            one.channel.send(message)
 
-    def on_news(self, wake: Callable[[], None], died: Died) -> None:
-        self.wake, self.died = wake, died
+    def apply(self, spec: Spec) -> None:
+        changes = self._registry.apply(spec.replicas)
+        for replica in changes.ended:
+            limit = self._limits.pop(replica.pod_uid, None)
+            if limit is not None:
+                limit.close()
+        for replica in changes.new:
+            if self._config.shares_limit(replica.limits):
+                limit = self._limits[replica.pod_uid] = SharedLimit(replica.limits)
+                for one in self._workers:
+                    one.channel.send(ToWorker(limit_of=replica.pod_uid), limit.descriptors)
+        for replica in changes.changed:
+            if replica.pod_uid in self._limits:
+                self._limits[replica.pod_uid].resize(replica.limits)
+        config = self._config
+        parts = tuple(replace(one, limits=config.worker_limits(one.limits)) for one in spec.replicas)
+        self._send(ToWorker(spec=replace(spec, replicas=parts)))
 
-    def apply(self, orders: Spec) -> None:
-        changes = self._registry.apply(orders.copies)
-        for copy in changes.ended:
-            self._limits.pop(copy.pod_uid).close()
-        for copy in changes.new:
-            limit = self._limits[copy.pod_uid] = SharedLimit(copy.limits)
-            for one in self._processes:
-                one.channel.send({"limit": copy.pod_uid}, limit.descriptors)
-        for copy in changes.changed:
-            self._limits[copy.pod_uid].resize(copy.limits)
-        told = replace(orders, copies=tuple(self._share_of(copy) for copy in orders.copies)).to_json()
-        for one in self._processes:
-            one.channel.send({"orders": told})
-
-    def _share_of(self, copy: ReplicaSpec) -> ReplicaSpec:
-        """What each worker's part of a copy may hold and have in Triton, so that all together keep to it."""
-        part = replace(
-            self._options.ceilings, max_inflight_bytes=copy.limits.max_inflight_bytes // len(self._processes)
-        )
-        return replace(copy, limits=part.clip(copy.limits))
-
-    def statuses(self) -> list[Status]:
+    def statuses(self) -> Sequence[Status]:
         for limit in self._limits.values():
             limit.settle()
-        return [one.status or Status() for one in self._processes]
+        return [one.status or Status() for one in self._workers]
 
     def seconds(self) -> int:
-        return self.heard
+        return sum(one.reported for one in self._workers)
 
     def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
-        told = {uid: one.to_json() for uid, one in stats.items()}
-        for one in self._processes:
-            one.channel.send({"stats": told})
+        self._send(ToWorker(stats=dict(stats)))
 
-    def drain_all(self) -> None:
-        for one in self._processes:
+    async def drain_all(self) -> None:
+        for one in self._workers:
             one.is_idle = False
-            one.channel.send({"end": True})
+        self._send(ToWorker(drain_all=True))
 
     async def idle(self) -> None:
-        while not all(one.is_idle for one in self._processes):
+        while not all(one.is_idle for one in self._workers):
             await asyncio.sleep(_LOOK_SECONDS)
 
 
+def _close(listening: Sequence[Sequence[socket.socket]]) -> None:
+    for sockets in listening:
+        for one in sockets:
+            one.close()
+
+
 @asynccontextmanager
-async def open_workers(options: GatewayOptions) -> AsyncIterator[Workers]:
-    """Raises CannotStart or ConfigError."""
-    if options.workers > 1:
-        access_of(options)  # to be told of here, where it is a matter of an option
-        async with WorkerPool(options) as crew:
-            yield crew
+async def open_workers(
+    config: PlaneConfig, events: Events, spec: Spec | None = None
+) -> AsyncIterator[Workers]:
+    """`spec`: applied before the ports are open. Raises CannotStart or ConfigError."""
+    if config.workers > 1:
+        async with WorkerPool(config, events, spec) as pool:
+            yield pool
         return
-    async with open_data_plane(options) as (node, port):
-        yield InProcess(node, port)
+    async with open_server(config, events, spec) as server:
+        yield InProcess(server)

@@ -27,8 +27,9 @@ class Outstanding:
 
     __slots__ = ("_serves", "free", "kept", "waiting")
 
-    def __init__(self, limit: int = MOST_OUTSTANDING) -> None:
-        self.free, self.kept = limit, limit // _KEPT_PART
+    def __init__(self, limit: int = MOST_OUTSTANDING, *, is_shared: bool = True) -> None:
+        """`is_shared`: by several replicas. A single one may have all that are free."""
+        self.free, self.kept = limit, limit // _KEPT_PART if is_shared else -limit
         # Shares whose turn is to come.
         self.waiting: OrderedDict[Share, None] = OrderedDict()
         self._serves = False

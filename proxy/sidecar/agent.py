@@ -1,4 +1,4 @@
-"""The node's agent as the door sees it: it tells where the gateway is and gives the ticket, and takes the model back."""
+"""The node's agent as the sidecar sees it: it names the gateway, gives the ticket, and takes the model back."""
 
 import asyncio
 import logging
@@ -81,30 +81,30 @@ class NodeAgent:
 
 
 async def follow(agent: Agent, gateway: NodeGateway) -> None:
-    """Follow the agent's word for ever; what it said last holds while it is away."""
-    backoff, told = Backoff(initial_seconds=0.2, cap_seconds=5.0), ""
+    """Follow the agent's status for ever; the last one holds while the agent is away."""
+    backoff, logged = Backoff(initial_seconds=0.2, cap_seconds=5.0), ""
     while True:
         least = 0.0
         try:
             async for status in agent.watch():
-                take(gateway, status)
+                apply(gateway, status)
                 backoff.reset()
-                told = ""
+                logged = ""
         except CallFailed as error:
-            level = logging.DEBUG if str(error) == told else logging.WARNING
+            level = logging.DEBUG if str(error) == logged else logging.WARNING
             log.log(level, "agent is away", extra=fields(reason=error))
-            told = str(error)
+            logged = str(error)
             least = error.retry_seconds
         await asyncio.sleep(max(least, backoff.next()))
 
 
-def take(gateway: NodeGateway, status: ModelStatus) -> None:
-    """What the agent says of the model and of the way to it."""
+def apply(gateway: NodeGateway, status: ModelStatus) -> None:
+    """Where the gateway is, and whether the model is to be used."""
     if status.endpoint:
         try:
             gateway.access = _access(status)
         except InvalidValue as error:
-            log.warning("the agent's word is not readable", extra=fields(reason=error))
+            log.warning("the agent's status cannot be read", extra=fields(reason=error))
     gateway.withheld = (status.reason or "the agent calls the model failed") if status.has_failed else None
 
 

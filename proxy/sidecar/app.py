@@ -1,4 +1,4 @@
-"""`berth proxy --agent`: the composition root of a pod's door.
+"""`berth proxy --agent`: the composition root of a pod's proxy.
 
 It is on every pod's bill, so what is heavy is not imported here, nor by what is: no numpy, gRPC, protobuf,
 aiohttp or prometheus_client.
@@ -36,7 +36,7 @@ async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     """Raises ConfigError or CannotStart before it serves."""
     assert options.agent is not None
     agent = NodeAgent(options.agent, options.token_file, options.model, options.limits)
-    await Sidecar(options, agent, certificates_of(options)).run(stop)
+    await Sidecar(options, agent, certificates_of(options.tls)).run(stop)
 
 
 class Sidecar:
@@ -89,7 +89,7 @@ class Sidecar:
             self.rest.tls, self.grpc.tls = self._certificates.http, self._certificates.grpc
 
     def _ending(self) -> list[Stage]:
-        """The order in which the door ends."""
+        """The order in which the sidecar ends."""
         delay = self._options.drain_delay
         self._is_draining = True
         self._report.leave()
@@ -100,7 +100,7 @@ class Sidecar:
         ]
 
     async def _finish(self) -> None:
-        """Take nobody new; return when the gateway has nothing of the copy, and every client what it is to get."""
+        """Take no new client; return when the gateway has nothing of the replica left, and every client its answer."""
         self.rest.stop()
         self.grpc.stop()
         await self._report.drain(lambda: len(self._crowd) > 0)

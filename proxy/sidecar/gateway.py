@@ -1,4 +1,4 @@
-"""The node's gateway as the door knows it: where it is, with which ticket, and what it says of the model."""
+"""The node gateway as the sidecar knows it: its endpoint, the pod's ticket, and its last report of the replica."""
 
 import asyncio
 import time
@@ -10,19 +10,19 @@ from berth.contract.endpoint import Endpoint
 from proxy.request.traffic import Figures
 from proxy.transport.tcp import reset
 from proxy.wire.preamble import ACCEPTED, Kind, Preamble
-from proxy.wire.report import read_told
+from proxy.wire.report import read_report
 
 # For the connection and the answer of the gateway that it accepts it, each time.
 ASK_SECONDS: Final = 2.0
 # Clients that come all at once go in file: the gateway has room for so many of a node's that it does not know yet.
 _ASKING: Final = 64
 _FILE_SECONDS: Final = 5.0
-# The gateway tells every second.
+# The gateway reports every second.
 STALE_SECONDS: Final = 3.0
 
 
 class NoGateway(Exception):
-    """Nobody serves a connection now; the message says why."""
+    """A connection cannot be served now; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class GatewayAccess:
 
 @dataclass(frozen=True, slots=True)
 class GatewayStatus:
-    """What the gateway said of the copy, and when that was heard."""
+    """What the gateway has reported of the replica, and when."""
 
-    heard: float
+    at: float
     not_ready: str | None
     figures: Figures
 
@@ -53,7 +53,7 @@ class NodeGateway:
         self.withheld: str | None = None
         self.status: GatewayStatus | None = None
         # Why there is no status, as far as it is known.
-        self.trouble = "it has not been asked yet"
+        self.failure = "it has not been asked yet"
         self._file = asyncio.Semaphore(_ASKING)
 
     @property
@@ -74,29 +74,29 @@ class NodeGateway:
     def require(self) -> GatewayAccess:
         """Raises NoGateway."""
         if self._access is None:
-            raise NoGateway("the agent has not told yet where the node's gateway is")
+            raise NoGateway("the agent has not named the node's gateway yet")
         return self._access
 
     def record(self, line: bytes) -> bool:
-        """Take a line of the REPORT connection; False for one that tells nothing of the copy."""
+        """Take a line of the REPORT connection; False for one that is no report."""
         status = _read_status(line, self._clock())
         if status is not None:
             self.status = status
         return status is not None
 
     def fresh_status(self) -> GatewayStatus | None:
-        """What it said last, unless that was too long ago."""
+        """The last report, unless it is too old."""
         status = self.status
-        return None if status is None or self._clock() - status.heard > STALE_SECONDS else status
+        return None if status is None or self._clock() - status.at > STALE_SECONDS else status
 
     def not_ready(self) -> str | None:
         """Why no request should come, or None."""
         if self.withheld is not None:
             return self.withheld
         if self._access is None:
-            return "the agent has not told yet where the node's gateway is"
+            return "the agent has not named the node's gateway yet"
         status = self.fresh_status()
-        return f"no gateway: {self.trouble}" if status is None else status.not_ready
+        return f"no gateway: {self.failure}" if status is None else status.not_ready
 
     async def connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
         """A connection that the gateway has taken, with `first` sent: its transport, which does not read, and
@@ -115,27 +115,27 @@ class NodeGateway:
     async def _connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
         """Raises NoGateway."""
         access = self.require()
-        knock = ClientHandshake(Preamble(kind, access.ticket).to_bytes() + first, self._why_refused)
+        handshake = ClientHandshake(Preamble(kind, access.ticket).to_bytes() + first, self._why_refused)
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 endpoint = access.endpoint
                 await asyncio.get_running_loop().create_connection(
-                    lambda: knock, endpoint.host, endpoint.port
+                    lambda: handshake, endpoint.host, endpoint.port
                 )
-                early = await knock.taken
-            return knock.give(), early
+                early = await handshake.taken
+            return handshake.give(), early
         except TimeoutError:
             raise NoGateway("the node's gateway does not answer") from None
         except OSError as error:
             raise NoGateway("the node's gateway cannot be reached") from error
         finally:
-            knock.leave()
+            handshake.leave()
 
     def _why_refused(self) -> str:
         """A connection that it does not accept gets no answer, but its report says how the replica is."""
         status = self.fresh_status()
         if status is None or status.not_ready is None:
-            return "the node's gateway does not take this pod's ticket"
+            return "the node's gateway does not accept this pod's ticket"
         return f"the node's gateway takes nothing new for this model: {status.not_ready}"
 
 
@@ -183,12 +183,12 @@ class ClientHandshake(asyncio.Protocol):
 
 
 def _read_status(line: bytes, now: float) -> GatewayStatus | None:
-    told = read_told(line)
+    report = read_report(line)
     try:
         return (
             None
-            if told is None
-            else GatewayStatus(now, told.not_ready, Figures.from_json(dict(told.figures)))
+            if report is None
+            else GatewayStatus(now, report.not_ready, Figures.from_json(dict(report.figures)))
         )
     except (KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""The few messages of the agent's API that a door needs, by their field numbers (node_agent.proto). Pure."""
+"""The few messages of the agent's API that the sidecar needs, by their field numbers (node_agent.proto). Pure."""
 
 import struct
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Value = int | bytes
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """`endpoint` is empty where the agent has not told the gateway. `ticket`: a secret, never logged."""
+    """`endpoint` is empty where the agent names no gateway. `ticket`: a secret, never logged."""
 
     has_failed: bool = False
     reason: str = ""

@@ -77,7 +77,7 @@ class Port:
         return port
 
     def stop(self) -> None:
-        """Take nobody new; who is there stays."""
+        """Take no new client; those that are connected stay."""
         listening, self._listening = self._listening, []
         for one in listening:
             asyncio.get_running_loop().remove_reader(one)
@@ -86,7 +86,7 @@ class Port:
             client.leave()  # it has asked for nothing
 
     async def idle(self) -> None:
-        """Return when nobody is there."""
+        """Return when no client is connected."""
         while self._clients:
             self._none_left.clear()
             await self._none_left.wait()

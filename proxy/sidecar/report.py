@@ -1,4 +1,4 @@
-"""The REPORT connection: what the gateway says of the copy, and the door's wish that it be drained."""
+"""The REPORT connection: the gateway reports the replica's status, the sidecar asks it to drain the replica."""
 
 import asyncio
 import logging
@@ -28,13 +28,13 @@ class ReportClient:
     def __init__(self, gateway: NodeGateway) -> None:
         self._gateway = gateway
         self._writer: asyncio.StreamWriter | None = None
-        # Words of the door's that a new connection hears again.
-        self._said: list[bytes] = []
+        # What has been sent, which a new connection gets again.
+        self._sent: list[bytes] = []
         self._drained = asyncio.Event()
 
     async def follow(self) -> None:
-        """Listen for ever; what was said last grows stale while nobody says anything."""
-        backoff, told = Backoff(initial_seconds=0.05, cap_seconds=_PAUSE_SECONDS), ""
+        """Read reports for ever; the last one grows stale while none comes."""
+        backoff, logged = Backoff(initial_seconds=0.05, cap_seconds=_PAUSE_SECONDS), ""
         while True:
             change = self._gateway.next_change()
             access = self._gateway.access
@@ -43,12 +43,12 @@ class ReportClient:
                 continue
             try:
                 await self._until_changed(access, change, backoff)
-                told = ""
+                logged = ""
             except (_Broken, OSError) as error:
-                self._gateway.trouble = _reason(error)
-                level = logging.DEBUG if told == self._gateway.trouble else logging.WARNING
-                told = self._gateway.trouble
-                log.log(level, "no gateway", extra=fields(endpoint=access.endpoint, reason=told))
+                self._gateway.failure = _reason(error)
+                level = logging.DEBUG if logged == self._gateway.failure else logging.WARNING
+                logged = self._gateway.failure
+                log.log(level, "no gateway", extra=fields(endpoint=access.endpoint, reason=logged))
                 await asyncio.sleep(backoff.next())
 
     async def _until_changed(self, access: GatewayAccess, change: asyncio.Event, backoff: Backoff) -> None:
@@ -68,8 +68,8 @@ class ReportClient:
         reader, writer = await _connected(access)
         self._drained.clear()  # what was said on another connection was about what was there then
         try:
-            for word in self._said:
-                writer.write(word)
+            for line in self._sent:
+                writer.write(line)
             self._writer = writer
             while True:
                 self._take(await _line(reader))
@@ -89,20 +89,20 @@ class ReportClient:
 
     def leave(self) -> None:
         """Tell that the pod is ending: not ready, but everything is served as before."""
-        self._say(LEAVING)
+        self._send(LEAVING)
 
     async def drain(self, is_waited: Callable[[], bool]) -> None:
-        """Have the gateway take nothing new for the copy; returns when nothing of it is left there, or nobody
-        knows. `is_waited`: whether somebody still has a connection there; a gateway may be silent for a while."""
-        self._say(DRAIN)
+        """Have the gateway take nothing new for the replica; returns when nothing of it is left there, or that is not
+        known. `is_waited`: whether a client still has a connection there; a gateway may be silent for a while."""
+        self._send(DRAIN)
         while self._gateway.fresh_status() is not None or is_waited():
             if await wait_until_set(self._drained, timeout_seconds=1.0):
                 return
 
-    def _say(self, word: bytes) -> None:
-        self._said.append(word)
+    def _send(self, line: bytes) -> None:
+        self._sent.append(line)
         if self._writer is not None:
-            self._writer.write(word)
+            self._writer.write(line)
 
 
 async def _connected(access: GatewayAccess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -122,7 +122,7 @@ async def _connected(access: GatewayAccess) -> tuple[asyncio.StreamReader, async
         raise
     if answer != ACCEPTED:
         writer.transport.abort()
-        raise _Broken("it does not take this pod's ticket")
+        raise _Broken("it does not accept this pod's ticket")
     return reader, writer
 
 
@@ -142,7 +142,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ConnectionResetError):
-        return "it does not take this pod's ticket, or has ended"
+        return "it does not accept this pod's ticket, or has ended"
     if isinstance(error, OSError):
         return f"it cannot be reached ({error.strerror or type(error).__name__})"
     return str(error)

@@ -1,6 +1,6 @@
-"""What clients hear while nobody serves them: 503, or UNAVAILABLE, each in its protocol's proper form.
+"""The answers to clients that cannot be served: 503, or UNAVAILABLE, each in its protocol's proper form.
 
-This is all the door knows of HTTP. `RestRefusal` and `GrpcRefusal` are pure; `Refusing` gives one a connection.
+This is all that the sidecar knows of HTTP. `RestRefusal` and `GrpcRefusal` are pure; `Refusing` gives one a connection.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class GrpcRefusal:
 
 
 class Refusing(asyncio.Protocol):
-    """A client's connection that nobody serves. `ended` is called once when it is gone."""
+    """The connection of a client that is not served. `ended` is called once when it is gone."""
 
     def __init__(self, transport: asyncio.Transport, refusal: Refusal, ended: Any) -> None:
         self._transport, self._refusal, self._ended = transport, refusal, ended
@@ -208,7 +208,7 @@ def refuse(
     *,
     head_is_read: bool = False,
 ) -> None:
-    """Tell a client that nobody serves it. `head_is_read`: what it asked has gone to the gateway."""
+    """Answer a client that cannot be served. `head_is_read`: its request has gone to the gateway."""
     rest = RestRefusal(reason)
     refusing = Refusing(transport, rest if kind is Kind.REST else GrpcRefusal(reason), ended)
     if head_is_read:

@@ -1,4 +1,4 @@
-"""What a connection to the gateway begins with: which protocol follows, and the ticket that says for whom. Pure.
+"""What a connection to the gateway begins with: which protocol follows, and the ticket that names the replica. Pure.
 
     0   5  magic "BERTH"
     5   1  version, 1
@@ -22,12 +22,12 @@ _START: Final = b"BERTH\x01"
 class Kind(IntEnum):
     REST = 1
     GRPC = 2
-    # JSON lines: the replica's readiness and figures from the gateway, the wish to drain from the door.
+    # JSON lines: the replica's readiness and figures from the gateway, the wish to drain from the pod's proxy.
     REPORT = 3
 
 
 class BadPreamble(Exception):
-    """Whoever connects is no door of this version."""
+    """The peer is no pod's proxy of this version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""What a pod's door and its node's gateway tell each other on a REPORT connection: JSON, one object a line. Pure.
+"""What a pod's proxy and its node's gateway exchange on a REPORT connection: JSON, one object a line. Pure.
 
-    gateway → door   {"notReady": null | REASON, "figures": {…}}  at once, at each change of readiness, each second
-                     {"drained": true}      nothing of the replica is in the gateway or in Triton any more, or the
-                                            time that the agent has set for it is up
-    door → gateway   {"leaving": true}      the pod ends: not ready from now on, but everything is served as before
-                     {"drain": true}        take nothing new, let what is there end; answered by "drained"
+    gateway → sidecar   {"notReady": null | REASON, "figures": {…}}  at once, at each change of readiness, each second
+                        {"drained": true}      nothing of the replica is in the gateway or in Triton any more, or the
+                                               time that the agent has set for it is up
+    sidecar → gateway   {"leaving": true}      the pod ends: not ready from now on, but everything is served as before
+                        {"drain": true}        take nothing new, let what is there end; answered by "drained"
 
-The figures are `request.traffic.Figures.to_json()`. Of both, what is not understood is left aside.
+The figures are `proxy.request.traffic.Figures.to_json()`. Keys and lines that are not known are ignored on both sides.
 """
 
 import json
@@ -21,8 +21,8 @@ DRAINED: Final = b'{"drained":true}\n'
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the gateway has said of the replica. `not_ready`: the reason, or None."""
+class Report:
+    """The replica's status. `not_ready`: the reason, or None."""
 
     not_ready: str | None
     figures: Mapping[str, Any]
@@ -32,13 +32,13 @@ class Told:
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def read_told(line: bytes) -> Told | None:
-    """None for a line that tells nothing of the replica."""
+def read_report(line: bytes) -> Report | None:
+    """None for a line that is no report."""
     data = _object(line)
     reason, figures = data.get("notReady"), data.get("figures")
     if not isinstance(figures, Mapping) or not isinstance(reason, str | None):
         return None
-    return Told(reason, figures)
+    return Report(reason, figures)
 
 
 def says(line: bytes, word: str) -> bool:

@@ -323,7 +323,7 @@ async def test_when_triton_dies_those_are_told_whose_requests_were_in_it(
     _, metrics = await get(f"http://{node.address}:{GATEWAY_ADMIN_PORT}/metrics")
     told = dict(
         re.findall(
-            r'^berth_gateway_triton_deaths_with_requests_total\{.*pod="(\w+)".*\} (\S+)$', metrics, re.M
+            r'^berth_gateway_triton_crashes_with_requests_total\{.*pod="(\w+)".*\} (\S+)$', metrics, re.M
         )
     )
     assert (float(told["dreamer"]), float(told["innocent"])) == (1, 0)

@@ -30,9 +30,14 @@ KEY = "triton-grpc-protocol-berth-inference-key"
 class Wire:
     """A transport that keeps what its peer has taken. From `stall` on the peer takes nothing but by `drain`."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str = "") -> None:
+        """`peer`: the address of the other end."""
         self.sent = b""
         self.open = True
+        self.aborted = False
+        # The protocol that has taken the connection over.
+        self.protocol: Any = None
+        self._peer = peer
         self.paused = False
         self.ended = False
         self._stalled: asyncio.BaseProtocol | None = None
@@ -80,7 +85,10 @@ class Wire:
         self.ended = True
 
     def abort(self) -> None:
-        self.open, self._untaken = False, b""
+        self.open, self.aborted, self._untaken = False, True, b""
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
 
     def write_eof(self) -> None:
         self.ended = True
@@ -103,8 +111,8 @@ class Wire:
     def get_write_buffer_size(self) -> int:
         return len(self._untaken)
 
-    def get_extra_info(self, _: str) -> None:
-        return None
+    def get_extra_info(self, name: str) -> Any:
+        return (self._peer, 1) if name == "peername" and self._peer else None
 
 
 def here() -> UpstreamCluster:

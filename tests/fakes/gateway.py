@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from berth.contract.endpoint import Endpoint
 from proxy.request.traffic import Figures
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, read_preamble
-from proxy.wire.report import DRAINED, Told, says
+from proxy.wire.report import DRAINED, Report, says
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 TICKET = bytes(range(32))
@@ -67,7 +67,7 @@ class FakeGateway:
     def tell(self) -> None:
         """Say how it is, on every REPORT connection."""
         for writer in self._reporting:
-            writer.write(Told(self.not_ready, self.figures.to_json()).to_line())
+            writer.write(Report(self.not_ready, self.figures.to_json()).to_line())
 
     def drained(self) -> None:
         for writer in self._reporting:

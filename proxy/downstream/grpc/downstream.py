@@ -133,11 +133,11 @@ class GrpcDownstream:
             connection.tick(now)
         self.given_up.tick(now)
 
-    def tell_watchers(self) -> None:
-        """Readiness has changed."""
+    def readiness_changed(self) -> None:
+        """Clients that watch are told."""
         self.local.tell_watchers()
 
-    def ask_to_leave(self) -> None:
+    def stop_accepting(self) -> None:
         """Every client is told to go elsewhere with its next call; what is on its way is taken, and connections end
         with their last call."""
         for connection in self.clients:

@@ -136,13 +136,13 @@ class RestDownstream:
         shared: RestShared,
         replica: Replica,
         *,
-        later: Later = _soon,
+        later: Later | None = None,
         cluster: UpstreamCluster | None = None,
         pool: Pool | None = None,
     ) -> None:
         """`later`: what a request that had come already waits for, once it is its turn. `where`, `pool`: of this
         replica alone, if not of all."""
-        self.shared, self.replica, self.later = shared, replica, later
+        self.shared, self.replica, self.later = shared, replica, later or _soon
         self.cluster: UpstreamCluster = cluster or shared.cluster
         self.pool: Pool = pool or shared.pool
         self.clients: Clients[Connected] = Clients(replica.rest)
@@ -166,6 +166,13 @@ class RestDownstream:
         for connection in self.clients:
             connection.abort()
         self.given_up.close()
+
+    @property
+    def busy_connections(self) -> int:
+        return sum(connection.is_busy for connection in self.clients)
+
+    def readiness_changed(self) -> None:
+        """No REST client watches: one that wants to know asks."""
 
     def tick(self, now: float) -> None:
         """Called every second."""

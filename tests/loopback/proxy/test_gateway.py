@@ -337,7 +337,7 @@ async def test_thousands_of_connections_of_one_pod_take_no_place_of_another(plac
             writer.write(Preamble(Kind.REST, ONE.ticket).to_bytes())
     await infer_rest(place.rest[TWO.pod_uid], "resnet")
     await infer_grpc(place.grpc[TWO.pod_uid], "resnet")
-    accepted = sum(status.connections for status in place.gateway._plane.statuses())
+    accepted = sum(status.connections for status in place.gateway._workers.statuses())
     assert accepted <= 1500
     for writer in writers:
         writer.close()
@@ -359,7 +359,7 @@ async def test_triton_dies_with_one_copy_alone_in_it(place: Place) -> None:
     body = json.dumps({"inputs": [{"name": "IN", "shape": [1], "datatype": "UINT8", "data": [1]}]}).encode()
     control_plane = place.gateway.control_plane
     for _ in range(2):
-        control_plane._died_at = float("-inf")  # of long ago
+        control_plane._crashed_at = float("-inf")  # of long ago
         asking = asyncio.create_task(ask(place.rest[SLOW.pod_uid], "POST", "/v2/models/slow/infer", body))
         await until(
             lambda: (

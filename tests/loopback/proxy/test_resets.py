@@ -192,9 +192,11 @@ async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
             upstream.gate.clear()
 
             def waiting() -> int:
-                return sum(sum.figures.waiting for sum in real.hub.sums().values())
+                return sum(one.figures.waiting for one in real.control_plane.stats().values())
 
-            await until(lambda: real.hub.sums() and real.hub.sums()["uid-1"].figures.model_ready)
+            await until(
+                lambda: real.control_plane.stats() and real.control_plane.stats()["uid-1"].figures.model_ready
+            )
             first = await one.client()
             first[1].write(ASKED)
             await until(lambda: upstream.running)

@@ -147,7 +147,7 @@ async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says
         )
         assert (limits.request_timeout_seconds, limits.max_request_bytes) == (300.0, 1024**2)
         assert limits.max_json_bytes == 16 * 1024**2
-        assert "has not told yet" in await door.why_not()
+        assert "has not named the node's gateway yet" in await door.why_not()
         target.not_ready = "Triton does not serve m"
         told.tell(target)
         await until(lambda: Kind.REPORT in target.heard)
@@ -238,7 +238,7 @@ async def test_without_a_gateway_real_clients_hear_503_and_unavailable(tmp_path:
         said, _ = await curl.communicate()
         assert said.startswith(b"HTTP/1.1 503 Service Unavailable\r\n"), said
         assert b"Retry-After: 1\r\n" in said
-        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"].startswith("the agent has not told")
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"].startswith("the agent has not named")
         target = f"127.0.0.1:{door.grpc}"
         if tls:
             credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
@@ -252,7 +252,7 @@ async def test_without_a_gateway_real_clients_hear_503_and_unavailable(tmp_path:
             for error in answers:
                 assert isinstance(error, grpc.aio.AioRpcError)
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
-                assert "the agent has not told" in (error.details() or ""), error.details()
+                assert "the agent has not named" in (error.details() or ""), error.details()
 
 
 async def test_the_order_of_the_end(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from proxy.sidecar.port import Port
 from proxy.transport import tunnel as splice
 from proxy.transport.tunnel import Watermark
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
-from proxy.wire.report import Told
+from proxy.wire.report import Report
 from tests.fakes.eventually import until
 from tests.fakes.gateway import TICKET, FakeGateway, Serve, echo, gateway
 from tests.fakes.uv import on_uvloop
@@ -318,15 +318,15 @@ def is_503(answer: bytes, why: bytes) -> bool:
 @on_uvloop
 async def test_without_a_gateway_every_request_is_answered_503() -> None:
     async with door(None) as one:
-        assert is_503(await rest_answer(one), b"the agent has not told yet")
+        assert is_503(await rest_answer(one), b"the agent has not named")
     async with gateway() as target:
         pass
     async with door(target) as one:  # it is gone
         assert is_503(await rest_answer(one), b"cannot be reached")
     async with gateway() as target, door(target) as one:
         target.ticket = bytes(32)  # another's now
-        assert is_503(await rest_answer(one), b"does not take this pod's ticket")
-        one.way.record(Told("draining", Figures().to_json()).to_line())
+        assert is_503(await rest_answer(one), b"does not accept this pod's ticket")
+        one.way.record(Report("draining", Figures().to_json()).to_line())
         assert is_503(await rest_answer(one), b"takes nothing new for this model: draining")
         await until(lambda: len(one.port) == 0)
 

@@ -8,8 +8,8 @@ import os
 import shutil
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,14 @@ from localcluster.samples import SIMPLE_MODEL
 from proxy.config import ProxyOptions
 from proxy.gateway.app import serving as by_gateway
 from proxy.gateway.config import GatewayOptions
+from proxy.gateway.serving import Server, open_server
+from proxy.gateway.spec import Events
+from proxy.gateway.standalone import plane_config, static_spec
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.replica import Replica
-from proxy.server import open_upstream, own_replica, serving
-from proxy.upstream.health import Upstream
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.eventually import until
 from tests.fakes.sidecars import door as door_of
 from tests.fakes.slots import held
 
@@ -101,9 +103,8 @@ async def door(
                 async for running in serve_by_gateway(where, directory, keys, process, by_door):
                     yield running
                 return
-            async with open_upstream(own_replica(options("mine")), where) as upstream:
-                async for running in serve(upstream, address, keys, process):
-                    yield running
+            async for running in serve(where, address, keys, process):
+                yield running
         finally:
             await end(process, grace_seconds=5)
             triton.remove_shared_memory(prefix)
@@ -159,22 +160,27 @@ def options(model: str, **more: Any) -> ProxyOptions:
     )
 
 
+@asynccontextmanager
+async def standalone(wanted: ProxyOptions, where: UpstreamCluster) -> AsyncIterator[Server]:
+    access = where.require()
+    with_ports = replace(wanted, triton_http=access.http, triton_grpc=access.grpc)
+    config = replace(plane_config(with_ports), triton=access)
+    async with open_server(config, Events(asyncio.Event()), static_spec(with_ports)) as server:
+        yield server
+
+
 async def serve(
-    upstream: Upstream, address: str, keys: TritonKeys, process: asyncio.subprocess.Process
+    where: UpstreamCluster, address: str, keys: TritonKeys, process: asyncio.subprocess.Process
 ) -> AsyncIterator[Door]:
-    replica = upstream.replica
-    door = Door("", "", f"{address}:{triton.HTTP_PORT}", keys, process, replica, where=upstream.cluster)
-    async with serving(options("mine"), replica, upstream) as server:
-        door.http, door.grpc = (f"127.0.0.1:{one.port}" for one in (server.http_port, server.grpc_port))
-        polling = asyncio.create_task(upstream.poll())
-        while not replica.is_served:
-            await asyncio.sleep(0.05)
+    async with standalone(options("mine"), where) as server:
+        replica = server._only_replica().replica
+        http, grpc_port = (f"127.0.0.1:{port}" for port in server.ports)
+        door = Door(http, grpc_port, f"{address}:{triton.HTTP_PORT}", keys, process, replica, where=where)
+        await until(lambda: replica.is_served)
         door.theirs = await statistics_of(door, "theirs")
         # The process that checks long bodies stays from the first one on: it is no test's own child.
         await ask(door, "POST", "/v2/models/mine/infer", bytes(5000), **{"Content-Encoding": "gzip"})
         yield door
-        polling.cancel()
-        await asyncio.gather(polling, return_exceptions=True)
 
 
 async def serve_by_gateway(
@@ -211,9 +217,10 @@ async def serve_by_gateway(
             listen = Endpoint(f"{by_door}.0.3", GATEWAY_PORT)
             told = agent_of_replicas(listen, gateway=there, control=control, replicas=[mine, theirs])
             await stack.enter_async_context(told)
-        while "mine" not in gateway.hub.sums() or not gateway.hub.sums()["mine"].figures.model_ready:
-            await asyncio.sleep(0.05)
-        (replica,) = (one.copy for one in gateway._plane._node if one.told == mine)  # type: ignore[attr-defined]
+        stats = gateway.control_plane.stats
+        await until(lambda: "mine" in stats() and stats()["mine"].figures.model_ready)
+        server = gateway._workers._server  # type: ignore[attr-defined]
+        (replica,) = (one.replica for one in server._data_plane if one.spec == mine)
         door = Door("", "", f"{access.http}", keys, process, replica, where=where)
         if by_door is None:
             door.http = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.REST))
@@ -596,11 +603,8 @@ async def test_large_messages_pass_over_grpc(door: Door, size: int) -> None:
 async def slow(door: Door) -> AsyncIterator[str]:
     """The gRPC address of the slow model's own proxy, which has no limit."""
     wanted = options("slow", container_concurrency=0)
-    async with (
-        open_upstream(own_replica(wanted), door.where) as upstream,
-        serving(wanted, upstream.replica, upstream) as server,
-    ):
-        yield f"127.0.0.1:{server.grpc_port.port}"
+    async with standalone(wanted, door.where) as server:
+        yield f"127.0.0.1:{server.ports[1]}"
 
 
 def slow_request() -> pb.ModelInferRequest:

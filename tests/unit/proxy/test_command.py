@@ -10,10 +10,10 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.runtime.errors import ConfigError
 from berth.runtime.options import parse_options
-from proxy import app as data_plane
 from proxy import command as module
 from proxy.config import ProxyOptions
-from proxy.sidecar import app as door
+from proxy.gateway import standalone
+from proxy.sidecar import app as sidecar
 
 NODE = Endpoint("node", 9)
 TRITON: dict[str, Any] = {"triton_http": Endpoint("h", 1), "triton_grpc": Endpoint("h", 2)}
@@ -23,8 +23,8 @@ def options(**more: Any) -> ProxyOptions:
     return ProxyOptions(model=ModelName("m"), **more)
 
 
-@pytest.mark.parametrize(("more", "form"), [({"agent": NODE}, "door"), (TRITON, "data plane")])
-async def test_an_agent_makes_it_a_door(
+@pytest.mark.parametrize(("more", "form"), [({"agent": NODE}, "sidecar"), (TRITON, "standalone")])
+async def test_an_agent_makes_it_a_sidecar(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], form: str
 ) -> None:
     ran: list[object] = []
@@ -35,8 +35,8 @@ async def test_an_agent_makes_it_a_door(
 
         return main
 
-    monkeypatch.setattr(door, "main", runs("door"))
-    monkeypatch.setattr(data_plane, "main", runs("data plane"))
+    monkeypatch.setattr(sidecar, "main", runs("sidecar"))
+    monkeypatch.setattr(standalone, "main", runs("standalone"))
     given, stop = options(**more), asyncio.Event()
     await module.main(given, stop)
     assert ran == [(form, given, stop)]
@@ -62,8 +62,8 @@ async def test_an_agent_makes_it_a_door(
 async def test_flags_that_do_not_fit_are_told_before_anything_begins(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], told: str
 ) -> None:
-    monkeypatch.setattr(door, "main", None)
-    monkeypatch.setattr(data_plane, "main", None)
+    monkeypatch.setattr(sidecar, "main", None)
+    monkeypatch.setattr(standalone, "main", None)
     with pytest.raises(ConfigError, match=told):
         await module.main(options(**more), asyncio.Event())
 
@@ -77,8 +77,8 @@ def test_help_teaches_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_options(ProxyOptions, process="proxy", summary=module.SUMMARY, argv=["--help"], environ={})
     told = " ".join(capsys.readouterr().out.split()).replace("- ", "-")
-    assert "With --agent (and --token-file): the door of a model's pod" in told
-    assert "With --triton-http and --triton-grpc: the whole data plane for one model" in told
+    assert "With --agent (and --token-file): the proxy of a model's pod" in told
+    assert "With --triton-http and --triton-grpc: a gateway of its own for one model" in told
 
 
 def test_the_command_is_run_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -788,9 +788,9 @@ async def test_a_client_is_told_to_go_and_then_that_no_more_is_taken(connect: Co
         return both.pair.to_client.take()
 
     begun = asked()
-    both.pair.downstream.ask_to_leave()
+    both.pair.downstream.stop_accepting()
     assert said() == frames.goaway(last_of_all, no_error, "draining")
-    both.pair.downstream.ask_to_leave()
+    both.pair.downstream.stop_accepting()
     assert said() == b""
     on_its_way = asked()
     both.triton.answer(begun, b"first")
@@ -814,7 +814,7 @@ async def test_a_connection_is_busy_until_its_client_has_heard_that_it_ends(conn
     both = connect()
     both.exchange()
     assert both.pair.downstream.busy_connections == 0
-    both.pair.downstream.ask_to_leave()
+    both.pair.downstream.stop_accepting()
     both.pair.end_turn()
     assert both.pair.downstream.busy_connections == 1
     both.pair.client.tick(time.monotonic() + 1.1)
@@ -822,7 +822,7 @@ async def test_a_connection_is_busy_until_its_client_has_heard_that_it_ends(conn
     assert both.pair.downstream.busy_connections == 0
     gone = connect()
     gone.exchange()
-    gone.pair.downstream.ask_to_leave()
+    gone.pair.downstream.stop_accepting()
     gone.pair.client.connection_lost(None)
     assert gone.pair.downstream.busy_connections == 0
 
@@ -837,7 +837,7 @@ async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect:
     both.triton.answer(stream, b"x" * 1000)
     both.triton.exchange()
     assert not both.pair.client.codec.streams
-    both.pair.downstream.ask_to_leave()
+    both.pair.downstream.stop_accepting()
     both.pair.end_turn()
     for second in range(3):
         assert both.pair.client.is_busy

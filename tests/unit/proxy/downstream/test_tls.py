@@ -191,9 +191,9 @@ def options(**files: Path | None) -> ProxyOptions:
 
 def test_a_file_that_cannot_be_used_is_told_by_its_flag(server: Files, other: Files, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    assert certificates_of(options()) is None
-    assert certificates_of(options(tls_cert=server.cert)) is None  # told as a wrong flag before
-    assert certificates_of(options(tls_cert=server.cert, tls_key=server.key)) is not None
+    assert certificates_of(options().tls) is None
+    assert certificates_of(options(tls_cert=server.cert).tls) is None  # told as a wrong flag before
+    assert certificates_of(options(tls_cert=server.cert, tls_key=server.key).tls) is not None
     for flags, told in (
         ({"tls_cert": missing, "tls_key": server.key}, f"--tls-cert {missing}"),
         ({"tls_cert": server.cert, "tls_key": other.key}, f"--tls-key {other.key}"),
@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_used_is_told_by_its_flag(server: Files, other: Fi
         ({"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": server.key}, "--tls-client-ca"),
     ):
         with pytest.raises(ConfigError, match=told):
-            certificates_of(options(**flags))
+            certificates_of(options(**flags).tls)
 
 
 async def test_renewals_are_taken_as_long_as_the_proxy_runs(

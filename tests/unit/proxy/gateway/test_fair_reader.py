@@ -1,4 +1,4 @@
-"""Turns at the sockets: what is kept back is served in order, whole, and its connection is not read meanwhile."""
+"""DeficitRoundRobin at the sockets: what is kept back is served in order, whole, and its connection is not read meanwhile."""
 
 import asyncio
 from typing import Any

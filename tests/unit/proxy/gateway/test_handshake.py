@@ -1,40 +1,18 @@
 """Who comes to the gateway, byte by byte: no clock but the one that is given, no socket."""
 
 import asyncio
-import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from proxy.gateway import handshake as module
-from proxy.gateway.connection_limits import ConnectionLimit, PendingConnections
+from proxy.gateway.connection_limits import PendingConnections
 from proxy.gateway.handshake import Handshake, Handshakes
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, Preamble
+from tests.fakes.data_plane import Wire
 
 TICKET = bytes(range(32))
-
-
-class Wire:
-    """A transport, as far as the handshakes needs one."""
-
-    def __init__(self, source: str) -> None:
-        self.source, self.sent, self.aborted = source, b"", False
-        self.protocol: Any = None
-
-    def get_extra_info(self, name: str) -> Any:
-        return (self.source, 1) if name == "peername" else None
-
-    def write(self, data: bytes) -> None:
-        assert not self.aborted
-        self.sent += data
-
-    def set_protocol(self, protocol: Any) -> None:
-        self.protocol = protocol
-
-    def abort(self) -> None:
-        self.aborted = True
 
 
 class ServedReplica(asyncio.Protocol):
@@ -79,7 +57,7 @@ async def test_a_preamble_in_two_pieces_and_what_comes_with_it(kind: Kind, cut: 
     data = Preamble(kind, TICKET).to_bytes() + b"the rest"
     for piece in (data[:cut], data[cut:]):
         (wire.protocol or handshake).data_received(piece)
-    assert here.host.kinds == [kind]  # type: ignore[attr-defined]
+    assert here.router.kinds == [kind]  # type: ignore[attr-defined]
     assert wire.protocol.got == b"the rest"
     assert wire.sent == ACCEPTED
     assert not len(here.pending)
@@ -166,54 +144,6 @@ async def test_a_crowd_from_many_addresses_pushes_out_the_most_crowded() -> None
     assert not alone.aborted
     assert not any(one.aborted for one in others)
     here.close()
-
-
-def test_whoever_takes_all_places_it_can_get_leaves_as_many_free() -> None:
-    places, has = ConnectionLimit(1000), {"greedy": 0, "also": 0, "quiet": 0}
-
-    def take(who: str) -> bool:
-        taken = places.take(has[who])
-        has[who] += taken
-        return taken
-
-    for _ in range(2000):
-        take("greedy")
-    assert has["greedy"] == 500
-    for _ in range(2000):
-        take("also")
-    assert has["also"] == 250
-    assert all(take("quiet") for _ in range(100))
-    assert not take("greedy")
-    for _ in range(has["greedy"]):
-        places.give_back()
-    assert places.taken == 350
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_any_history_of_arrivals(seed: int) -> None:
-    """Never more than so many; who goes is the oldest of the address that has the most."""
-    draw = random.Random(seed)
-    pending: PendingConnections[int] = PendingConnections(most=10)
-    there: dict[int, str] = {}
-    for number in range(500):
-        if there and draw.random() < 0.3:
-            gone = draw.choice(list(there))
-            pending.remove(gone)
-            pending.remove(gone)
-            del there[gone]
-        source = draw.choice("abcdefgh")
-        out = pending.add(number, source, float(number))
-        there[number] = source
-        if out is not None:
-            counts = Counter(there.values())
-            of = there.pop(out)
-            assert counts[of] == max(counts.values())
-            assert all(other > out for other, its in there.items() if its == of)
-        assert len(pending) == len(there) <= 10
-    late = pending.late(490.0)
-    assert late == sorted(one for one in there if one < 490)
-    assert len(pending) == len(there) - len(late)
-    assert pending._by_source.keys() == {its for one, its in there.items() if one not in late}
 
 
 def test_the_size_is_the_contracts() -> None:

@@ -1,26 +1,21 @@
 """Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an arrival, once."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.rest import checking
-from proxy.gateway.connection_limits import PendingConnections
-from proxy.gateway.data_plane import DataPlane
 from proxy.gateway.spec import Spec
-from proxy.policy.names import Names
 from proxy.policy.refusal import NotServed, Refusal, Why
 from proxy.request.messages import framed
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_replica, settle, triton_at_hand
+from tests.fakes.gateway_plane import Plane
 from tests.fakes.grpc_peers import Client, request
 from tests.unit.proxy.downstream.test_connection import infer
-from tests.unit.proxy.gateway.test_data_plane import Watch
 
 MIB = 1024**2
 
@@ -154,23 +149,10 @@ async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[Replic
 
 
 @pytest.mark.parametrize("draining", [True, False])
-async def test_a_connection_that_finds_no_place_or_no_copy_has_arrived(draining: bool) -> None:
-    made: list[Replica] = []
-
-    def make(told: Any) -> Replica:
-        made.append(Replica(Names(b"m", b"m"), ReplicaLimits()))
-        return made[-1]
-
-    node = DataPlane(
-        make,
-        lambda *_: None,
-        lambda replica: Watch(replica, []),
-        pending=PendingConnections(),
-        most_connections=0,
-    )  # type: ignore[arg-type]
-    node.apply(Spec(copies=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
-    await asyncio.sleep(0)
-    assert node.route(Preamble(Kind.REST, copy_of("a").ticket)) is None
-    assert node.route(Preamble(Kind.GRPC, copy_of("b").ticket)) is None  # nobody's
-    assert arrived(made[0]) == 1
-    await node.close()
+async def test_a_connection_that_finds_no_place_or_no_replica_has_arrived(draining: bool) -> None:
+    plane = Plane(most_connections=0)
+    await plane.apply(Spec(replicas=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
+    assert plane.router.route(Preamble(Kind.REST, copy_of("a").ticket)) is None
+    assert plane.router.route(Preamble(Kind.GRPC, copy_of("b").ticket)) is None  # of no replica
+    assert arrived(plane.replica("a")) == 1
+    await plane.data_plane.close()

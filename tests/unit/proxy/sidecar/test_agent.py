@@ -95,12 +95,12 @@ async def test_its_last_word_holds_until_there_is_news(pauses: list[float]) -> N
 async def test_only_news_are_told() -> None:
     gateway = NodeGateway()
     change = gateway.next_change()
-    module.take(gateway, status())
+    module.apply(gateway, status())
     assert change.is_set()
     change = gateway.next_change()
-    module.take(gateway, status())
+    module.apply(gateway, status())
     assert not change.is_set()
-    module.take(gateway, status(ticket=OTHER))
+    module.apply(gateway, status(ticket=OTHER))
     assert change.is_set()
 
 

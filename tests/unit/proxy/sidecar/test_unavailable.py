@@ -9,16 +9,16 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from berth.contract.endpoint import Endpoint
-from proxy.metrics import ProxyCollector
+from berth.runtime.admin.prometheus import plain_text
+from proxy.gateway.metrics import figures_metrics
 from proxy.request.traffic import Figures
 from proxy.sidecar.gateway import STALE_SECONDS, GatewayAccess, NodeGateway
 from proxy.sidecar.metrics import exposition
 from proxy.sidecar.unavailable import GrpcRefusal, Refusing, RestRefusal
 from proxy.wire.h2.frames import MAX_STREAM_ID, ErrorCode, goaway
-from proxy.wire.report import DRAIN, DRAINED, LEAVING, Told, read_told, says
+from proxy.wire.report import DRAIN, DRAINED, LEAVING, Report, read_report, says
 
 
 def busy_figures() -> Figures:
@@ -36,10 +36,10 @@ def busy_figures() -> Figures:
 
 @pytest.mark.parametrize("figures", [Figures(), busy_figures()])
 def test_metrics_are_written_as_prometheus_own_library_writes_them(figures: Figures) -> None:
-    registry = CollectorRegistry()
-    registry.register(ProxyCollector(lambda: figures))
     written = exposition(figures, is_fresh=True).encode()
-    assert sorted(written.splitlines()) == sorted(generate_latest(registry).splitlines())
+    assert sorted(written.splitlines()) == sorted(
+        b"".join(plain_text(figures_metrics([({}, figures)]))).splitlines()
+    )
 
 
 def test_old_figures_are_told_as_far_as_they_only_grow() -> None:
@@ -53,17 +53,17 @@ def test_old_figures_are_told_as_far_as_they_only_grow() -> None:
 def test_readiness_is_what_agent_and_gateway_say() -> None:
     now = [100.0]
     gateway = NodeGateway(clock=lambda: now[0])
-    assert "has not told yet" in str(gateway.not_ready())
+    assert "has not named the node's gateway yet" in str(gateway.not_ready())
     gateway.access = GatewayAccess(Endpoint("h", 1), bytes(32))
-    gateway.trouble = "it cannot be reached"
+    gateway.failure = "it cannot be reached"
     assert gateway.not_ready() == "no gateway: it cannot be reached"
     assert not gateway.record(b"nonsense\n")
     assert not gateway.record(DRAINED)
     assert not gateway.record(b'{"notReady":null,"figures":{"rest":1}}\n')
     assert gateway.not_ready() == "no gateway: it cannot be reached"
-    assert gateway.record(Told("Triton is away", Figures().to_json()).to_line())
+    assert gateway.record(Report("Triton is away", Figures().to_json()).to_line())
     assert gateway.not_ready() == "Triton is away"
-    assert gateway.record(Told(None, Figures().to_json()).to_line())
+    assert gateway.record(Report(None, Figures().to_json()).to_line())
     assert gateway.not_ready() is None
     gateway.withheld = "XID"
     assert gateway.not_ready() == "XID"
@@ -78,11 +78,11 @@ def test_readiness_is_what_agent_and_gateway_say() -> None:
 
 
 def test_lines_are_read_as_they_were_written() -> None:
-    told = Told("why", busy_figures().to_json())
-    assert read_told(told.to_line()) == told
+    told = Report("why", busy_figures().to_json())
+    assert read_report(told.to_line()) == told
     assert (says(LEAVING, "leaving"), says(DRAIN, "drain"), says(DRAINED, "drained")) == (True, True, True)
     for line in (b"", b"[]\n", b'{"drain":1}\n', b'{"notReady":1,"figures":{}}', b"{" * 10_000, b"\xff"):
-        assert read_told(line) is None
+        assert read_report(line) is None
         assert not says(line, "drain")
 
 

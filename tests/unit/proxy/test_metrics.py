@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
+from berth.runtime.admin.prometheus import plain_text
 from proxy.config import ProxyOptions
-from proxy.metrics import ProxyCollector
+from proxy.gateway.metrics import figures_metrics
 from proxy.request.traffic import BUCKETS, Figures, Traffic
 
 
@@ -32,9 +32,8 @@ def figures(scale: int = 1, *, ready: bool = True) -> Figures:
 
 
 def scraped(of: Figures) -> dict[str, float]:
-    registry = CollectorRegistry()
-    registry.register(ProxyCollector(lambda: of))
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    text = b"".join(plain_text(figures_metrics([({}, of)]))).decode()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 

@@ -1,10 +1,8 @@
-import asyncio
 import random
 import struct
 
 import pytest
 
-from proxy.drain import Stage, in_order
 from proxy.request.load import LoadMeter, LoadReport, encode_stat
 
 
@@ -74,23 +72,3 @@ def test_knatives_stat_on_the_wire() -> None:
         + struct.pack("<d", 60.0)
         + b"\x38\x80\xe2\xcf\xaa\x06"
     )
-
-
-async def test_an_end_comes_to_its_end_in_order() -> None:
-    log: list[str] = []
-
-    async def note(name: str) -> None:
-        log.append(name)
-
-    async def fails() -> None:
-        raise RuntimeError("boom")
-
-    stages = [
-        Stage("one", lambda: note("one"), 1),
-        Stage("stuck", lambda: asyncio.sleep(60), 0.05),
-        Stage("broken", fails, 1),
-        Stage("last", lambda: note("last"), 1),
-    ]
-    async with asyncio.timeout(5):
-        await in_order(stages)
-    assert log == ["one", "last"]
