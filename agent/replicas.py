@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from agent.gpus import GpuReading, GpusUnknown, trouble_of
 from agent.models import Model, Models
+from berth.contract import wire
 from berth.contract.errors import InvalidValue
-from berth.contract.fields import Fields
 from berth.contract.gateway import ReplicaLimits, ReplicaSpec, ticket_of
 from berth.contract.ids import PodUid
 from berth.contract.report import ModelState
@@ -131,8 +132,9 @@ class LimitsFile:
     def read(self) -> dict[PodUid, ReplicaLimits]:
         """Never raises: the pods' proxies send all of it again."""
         try:
-            kept = Fields.parse(self._path.read_bytes().decode(), what="limits", limit=_MOST_CHARACTERS)
-            return {PodUid(uid): ReplicaLimits.from_json(kept.object(uid).data) for uid in kept.data}
+            data = wire.parse(self._path.read_bytes().decode(), what="limits", limit=_MOST_CHARACTERS)
+            kept = wire.convert(data, dict[str, dict[str, Any]], what="limits")
+            return {PodUid(uid): ReplicaLimits.from_json(one) for uid, one in kept.items()}
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError, InvalidValue) as error:

@@ -17,18 +17,23 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from berth.contract import wire
 from berth.contract.errors import InvalidValue
-from berth.contract.fields import Fields
 from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import ModelId, ModelName, PodUid, ServerName
 from berth.contract.pod import PodRef
+from berth.contract.wire import Count
 
 # No file of a tenant has a name that begins so, in whatever letters.
 OWN_PREFIX = ".berth"
 RECORD_FILE = f"{OWN_PREFIX}.json"
 _VERSION = 1
+_WHAT = "model record"
 _OWNERS_ONLY = 0o700
 # There is no file of ours, whatever there is.
 _NO_RECORD = frozenset(
@@ -62,39 +67,49 @@ class Record:
         return server_name_of(self.name, self.pod.uid)
 
     def encode(self) -> str:
-        return json.dumps(
-            {
-                "v": _VERSION,
-                "namespace": self.pod.namespace,
-                "podName": self.pod.name,
-                "podUid": self.pod.uid,
-                "modelId": self.model_id,
-                "modelName": self.name,
-                "gpu": json.loads(self.gpu.encode()),
-                "digest": self.digest,
-                "measuredBytes": self.measured_bytes,
-                "served": self.served,
-                "code": self.code,
-            }
+        stored = _Stored(
+            namespace=self.pod.namespace,
+            pod_name=self.pod.name,
+            pod_uid=self.pod.uid,
+            model_id=self.model_id,
+            model_name=self.name,
+            gpu=json.loads(self.gpu.encode()),
+            digest=self.digest,
+            measured_bytes=self.measured_bytes,
+            served=self.served,
+            code=self.code,
         )
+        return json.dumps({"v": _VERSION, **msgspec.to_builtins(stored)})
 
     @classmethod
     def decode(cls, text: str) -> "Record":
         """Raises InvalidValue."""
-        fields = Fields.parse(text, what="model record")
-        if fields.integer("v") != _VERSION:
-            raise InvalidValue(f"model record has version {fields.integer('v')}")
-        model_id = fields.optional_string("modelId")
+        data = wire.parse(text, what=_WHAT)
+        wire.check_version(data, _VERSION, what=_WHAT)
+        stored = wire.convert(data, _Stored, what=_WHAT)
         return cls(
-            pod=PodRef(fields.string("namespace"), fields.string("podName"), PodUid(fields.string("podUid"))),
-            model_id=None if model_id is None else ModelId(model_id),
-            name=ModelName(fields.string("modelName")),
-            gpu=GpuChoice.decode(json.dumps(fields.object("gpu").data)),
-            digest=fields.string("digest"),
-            measured_bytes=fields.optional_integer("measuredBytes"),
-            served=fields.boolean("served"),
-            code=fields.boolean("code") if "code" in fields.data else True,
+            pod=PodRef(stored.namespace, stored.pod_name, stored.pod_uid),
+            model_id=stored.model_id,
+            name=stored.model_name,
+            gpu=GpuChoice.decode(json.dumps(stored.gpu)),
+            digest=stored.digest,
+            measured_bytes=stored.measured_bytes,
+            served=stored.served,
+            code=stored.code,
         )
+
+
+class _Stored(msgspec.Struct, kw_only=True, rename="camel"):
+    namespace: str
+    pod_name: str
+    pod_uid: PodUid
+    model_id: ModelId | None = None
+    model_name: ModelName
+    gpu: dict[str, Any]
+    digest: str
+    measured_bytes: Count | None = None
+    served: bool
+    code: bool = True
 
 
 class Repository:

@@ -14,13 +14,16 @@ a moment of its choice, nor where requests were. Otherwise it counts for the nam
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Annotated, Any
 
+import msgspec
+from msgspec.structs import replace
+
+from berth.contract import wire
 from berth.contract.errors import InvalidValue
-from berth.contract.fields import Fields
 from berth.contract.ids import ServerName
+from berth.contract.wire import Count
 from berth.kube.times import rfc3339
 
 QUARANTINE = timedelta(hours=24)
@@ -37,21 +40,22 @@ _MOST_IDLE_DEATHS = 3
 _ENOUGH_CODE = 2
 # For a journal of an agent that did not write it: one model without an owner.
 _UNKNOWN_CODE = (ServerName(""),)
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """Files whose load is under way (`open`), or was when Triton died `deaths` times."""
 
     digest: str
     backend: str
-    name: ServerName
+    name: ServerName = msgspec.field(name="model")
     open: bool
-    deaths: int
-    at: datetime
+    deaths: Count
+    at: _Time
+    # An agent before this one has written neither of these.
     namespace: str = ""
     # Of one death at least another may be the cause: they count for its namespace alone.
-    is_doubted: bool = False
+    is_doubted: bool = msgspec.field(default=False, name="doubted")
     # Made by an agent before this one. Not on disk.
     inherited: bool = False
 
@@ -71,16 +75,15 @@ class Mark:
 Key = tuple[str, ServerName]
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined:
+class Quarantined(msgspec.Struct, frozen=True):
     """Files that are not loaded any more, on the version of Triton that they have killed."""
 
     digest: str
     triton: str
     backend: str
-    name: ServerName
-    at: datetime
-    until: datetime
+    name: ServerName = msgspec.field(name="model")
+    at: _Time
+    until: _Time
     # Whose files are not loaded any more; empty: everybody's.
     namespace: str = ""
 
@@ -246,31 +249,8 @@ class CrashLedger:
         quarantined = self._newest_quarantined(now)
         return {
             "v": _VERSION,
-            "marks": [
-                {
-                    "digest": mark.digest,
-                    "backend": mark.backend,
-                    "model": mark.name,
-                    "open": mark.open,
-                    "deaths": mark.deaths,
-                    "at": rfc3339(mark.at),
-                    "namespace": mark.namespace,
-                    "doubted": mark.is_doubted,
-                }
-                for mark in marks
-            ],
-            "quarantined": [
-                {
-                    "digest": one.digest,
-                    "triton": one.triton,
-                    "backend": one.backend,
-                    "model": one.name,
-                    "at": rfc3339(one.at),
-                    "until": rfc3339(one.until),
-                    "namespace": one.namespace,
-                }
-                for one in quarantined
-            ],
+            "marks": [_plain(mark) for mark in marks],
+            "quarantined": [_plain(one) for one in quarantined],
             "idleDeaths": [{"at": rfc3339(at)} for at in self._idle_deaths],
             "code": sorted(self._code),
         }
@@ -278,39 +258,10 @@ class CrashLedger:
     @classmethod
     def decode(cls, text: str) -> "CrashLedger":
         """Raises InvalidValue."""
-        fields = Fields.parse(text, what="journal", limit=_MOST_CHARACTERS)
-        if fields.integer("v") != _VERSION:
-            raise InvalidValue(f"journal has version {fields.integer('v')}")
-        return cls(
-            [
-                Mark(
-                    digest=one.string("digest"),
-                    backend=one.string("backend"),
-                    name=ServerName(one.string("model")),
-                    open=one.boolean("open"),
-                    deaths=one.integer("deaths"),
-                    at=one.choice("at", _time),
-                    # An agent before this one has written neither.
-                    namespace=one.string("namespace", default=""),
-                    is_doubted="doubted" in one.data and one.boolean("doubted"),
-                )
-                for one in fields.objects("marks")
-            ],
-            [
-                Quarantined(
-                    digest=one.string("digest"),
-                    triton=one.string("triton"),
-                    backend=one.string("backend"),
-                    name=ServerName(one.string("model")),
-                    at=one.choice("at", _time),
-                    until=one.choice("until", _time),
-                    namespace=one.string("namespace", default=""),
-                )
-                for one in fields.objects("quarantined")
-            ],
-            [one.choice("at", _time) for one in fields.objects("idleDeaths")],
-            map(ServerName, fields.strings("code")) if "code" in fields.data else _UNKNOWN_CODE,
-        )
+        data = wire.parse(text, what="journal", limit=_MOST_CHARACTERS)
+        wire.check_version(data, _VERSION, what="journal")
+        read = wire.convert(data, _Journal, what="journal")
+        return cls(read.marks, read.quarantined, [death.at for death in read.idle_deaths], read.code)
 
     def _forget(self, now: datetime) -> None:
         """As on disk, so in memory: what is open, and of the rest the newest while they last."""
@@ -326,9 +277,21 @@ class CrashLedger:
         return [at for at in self._idle_deaths if timedelta() <= now - at < _IDLE_DEATHS_COUNT]
 
 
-def _time(text: str) -> datetime:
-    """Raises ValueError."""
-    return datetime.fromisoformat(text).astimezone(UTC)
+class _Death(msgspec.Struct):
+    at: _Time
+
+
+class _Journal(msgspec.Struct, rename="camel"):
+    marks: list[Mark]
+    quarantined: list[Quarantined]
+    idle_deaths: list[_Death]
+    code: tuple[ServerName, ...] = _UNKNOWN_CODE
+
+
+def _plain(one: Mark | Quarantined) -> dict[str, Any]:
+    data = msgspec.to_builtins(one, builtin_types=(datetime,))
+    data.pop("inherited", None)
+    return {key: rfc3339(value) if isinstance(value, datetime) else value for key, value in data.items()}
 
 
 def _is_on(one: Quarantined, now: datetime) -> bool:

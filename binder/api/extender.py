@@ -14,11 +14,12 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from aiohttp import web
 
+from berth.contract import wire
 from berth.contract.errors import InvalidPod, InvalidValue
-from berth.contract.fields import Fields
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of
@@ -42,6 +43,7 @@ JsonObject = dict[str, Any]
 
 BEST_SCORE = 10  # MaxExtenderPriority
 _BODY_BYTES = 16 * 1024 * 1024  # the names of twenty thousand nodes and one pod
+_BODY = "request body"
 _MOST_NAMES = 20_000  # of nodes: kube-scheduler's clusters have 5000
 _REMEMBERED = 4096
 # What the binder's own pods may have taken since kube-scheduler looked, and what a kubelet would refuse the pod
@@ -96,11 +98,10 @@ class Extender:
         return web.json_response(points)
 
     async def _bind(self, request: web.Request) -> web.StreamResponse:
-        args = await _arguments(request)
-        ref = PodRef(args.string("PodNamespace"), args.string("PodName"), PodUid(args.string("PodUID")))
-        node = NodeName(args.string("Node"))
+        asked = wire.convert(await _arguments(request), _Binding, what=_BODY)
+        ref = PodRef(asked.namespace, asked.name, asked.uid)
         # A task of the scheduler's: it ends with the leadership, whoever still waits for the answer.
-        error = await self._scheduler.bindings.in_flight(self.place(ref, node))
+        error = await self._scheduler.bindings.in_flight(self.place(ref, asked.node))
         return web.json_response({"Error": error})
 
     async def place(self, ref: PodRef, node: NodeName) -> str:
@@ -189,37 +190,54 @@ def _points(figures: "np.ndarray[Any, np.dtype[np.float64]]") -> list[int]:
     return [int(point) for point in points]
 
 
-def _pod_of(args: Fields) -> JsonObject:
+class _Metadata(msgspec.Struct):
+    name: str
+    uid: str | None = None
+    namespace: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: dict[str, Any]
+
+
+class _WithPod(msgspec.Struct):
+    pod: _Pod = msgspec.field(name="Pod")
+
+
+class _WithNodes(msgspec.Struct):
+    names: tuple[str, ...] = msgspec.field(name="NodeNames")
+
+
+class _Binding(msgspec.Struct):
+    namespace: str = msgspec.field(name="PodNamespace")
+    name: str = msgspec.field(name="PodName")
+    uid: PodUid = msgspec.field(name="PodUID")
+    node: NodeName = msgspec.field(name="Node")
+
+
+def _pod_of(args: Any) -> JsonObject:
     """The pod, if it is one. Raises InvalidValue."""
-    pod = args.object("Pod")
-    meta = pod.object("metadata")
-    meta.string("name")
-    for key in ("uid", "namespace"):
-        meta.optional_string(key)
-    for key in ("labels", "annotations"):
-        if meta.data.get(key) is not None:
-            texts = meta.object(key)
-            for one in texts.data:
-                texts.string(one)
-    pod.object("spec")
-    return pod.data
+    wire.convert(args, _WithPod, what=_BODY)
+    pod: JsonObject = args["Pod"]
+    return pod
 
 
-def _node_names(args: Fields) -> tuple[str, ...]:
+def _node_names(args: Any) -> tuple[str, ...]:
     """Raises InvalidValue. Each is looked up and answered for while nothing else is heard."""
-    names = args.strings("NodeNames")
+    names = wire.convert(args, _WithNodes, what=_BODY).names
     if len(names) > _MOST_NAMES:
-        raise InvalidValue(
-            f"request body.NodeNames has {len(names)} names; {_MOST_NAMES} at most are answered"
-        )
+        raise InvalidValue(f"{_BODY}.NodeNames has {len(names)} names; {_MOST_NAMES} at most are answered")
     return names
 
 
-async def _arguments(request: web.Request) -> Fields:
-    """The body as one JSON object. Raises InvalidValue."""
+async def _arguments(request: web.Request) -> Any:
+    """The body's JSON. Raises InvalidValue."""
     data = await request.read()
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"request body is not UTF-8: {error}") from error
-    return Fields.parse(text, what="request body", limit=_BODY_BYTES)
+        raise InvalidValue(f"{_BODY} is not UTF-8: {error}") from error
+    return wire.parse(text, what=_BODY, limit=_BODY_BYTES)
