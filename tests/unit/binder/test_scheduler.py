@@ -13,8 +13,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
-from binder.cache.residents import residents
-from binder.engine.score import LeastFragmentation, Strategy
+from binder.engine.score import Strategy
 from binder.loop.resync import OVERDUE_SECONDS
 from tests.fakes.binder import Events, scheduler_of
 from tests.fakes.eventually import until
@@ -306,23 +305,3 @@ async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
         now[0] += OVERDUE_SECONDS
         await until(lambda: not bench.scheduler.state.assumed_count)
     assert bench.scheduler.state.stale_model_count == 1
-
-
-async def test_a_fresh_binder_learns_from_what_is_bound() -> None:
-    """Its predecessor has seen these pods come; also the last namespace of the list counts."""
-    strategy = LeastFragmentation()
-    bench = Bench(strategy=strategy)
-    model = [pod(f"{n * 7919 % 3000:04}", mem="6Gi" if n < 1500 else "4Gi", on="n1") for n in range(3000)]
-    strangers = [pod(f"{n}-stranger", mem=None, on="n1") for n in range(20)]
-    waiting = [pod(f"{n}-waiting", mem="5Gi") for n in range(20)]
-    damaged = [pod("0-damaged", on="n1", choice="{")]
-    for demand in residents([*model, *strangers, *waiting, *damaged], KEYS):
-        bench.scheduler.prices.note(demand)
-    requests = strategy.demand_history.pricing_problem(bench.scheduler.cluster.decider.table).requests
-    asked = {ask.request_bytes: ask.count for ask in requests}
-    assert asked.keys() == {6 * GIB, 4 * GIB}
-    assert asked[6 * GIB] == pytest.approx(500, abs=50)
-    before = strategy.version
-    async with asyncio.timeout(5):
-        while strategy.version == before:
-            await asyncio.sleep(0.01)
