@@ -146,7 +146,7 @@ async def open_client(kubeconfig: str | None) -> AsyncIterator[KubeClient]:
         tls = RESTClientObject(configuration).ssl_context
     except OSError as error:
         raise ConfigError(f"--kubeconfig: certificates cannot be read: {error}") from error
-    # More than any process asks for at once: whoever renews a Lease must not wait behind its own writes.
+    # More than any process sends at once: the renewal of a Lease must not wait behind other writes.
     connector = aiohttp.TCPConnector(ssl=tls, limit=128)
     async with aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_BYTES) as session:
         yield KubeClient(configuration, session)

@@ -1,4 +1,4 @@
-"""What the commands share that tell people something: their options, and how text of others is shown."""
+"""The parts that all user commands share: their options, and how text from the cluster is shown."""
 
 import re
 from dataclasses import dataclass
@@ -44,5 +44,5 @@ def console() -> Console:
 
 
 def plain(text: str, *, limit: int = LINE_LIMIT) -> Text:
-    """Text that somebody else may have written, fit for a terminal."""
+    """Text from the cluster, made fit for a terminal."""
     return Text(one_line(text, limit=limit))

@@ -36,12 +36,12 @@ class ElectionTimes:
     renew_deadline_seconds: float = 12.0
     retry_seconds: float = 2.0
     # Of a leader whose API server has once taken longer than `retry_seconds` to answer, for as long as it leads. Never
-    # shorter again: of a write without an answer nobody would know which of the two times counts.
+    # shorter again: after a write without an answer it would be unknown which of the two times counts.
     slow_lease_seconds: int = 30
 
 
 class LeadershipLost(Exception):
-    """The Lease could not be renewed in time, or somebody else holds it."""
+    """The Lease could not be renewed in time, or another candidate holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Election:
             except (
                 Conflict,
                 NotFound,
-            ):  # somebody else's word, or a write of ours that we heard no answer to
+            ):  # another candidate's write, or one of ours whose answer was lost
                 self._written = None
         try:
             lease = await self._timed(self._client.get(self._path))

@@ -1,4 +1,4 @@
-"""What can go wrong between us and the API server. Only what somebody handles gets a class."""
+"""The errors of requests to the API server. Only an error that a caller handles gets a class."""
 
 
 class KubeError(Exception):
@@ -25,7 +25,7 @@ class NotFound(KubeResponseError):
 
 
 class Conflict(KubeResponseError):
-    """409: it exists already, a precondition failed, or somebody else was first."""
+    """409: it exists already, a precondition failed, or another client was first."""
 
 
 class Gone(KubeResponseError):

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]
 
-# Eight writers, so that a burst of pods is told of while it is news; a pod has one of them, so that
+# Eight writers, so that events of a burst of pods are written in time; a pod has one of them, so that
 # what is said of it stays in order.
 _WRITERS, _QUEUE_LIMIT = 8, 2500
 _REMEMBERED = 4096

@@ -1,7 +1,7 @@
 """A mirror of one collection of objects, kept by list and watch.
 
 The watch resumes from the last resourceVersion it has seen, also over bookmarks; after 410 the
-collection is listed again and the difference is told as changes, so that a consumer never misses
+collection is listed again and the difference is reported as changes, so that a consumer never misses
 a deletion. A watch that stays silent beyond `idle_timeout_seconds` is opened anew.
 
 Whatever the API server answers, and however soon it ends what it has begun, the next request follows after a
@@ -53,7 +53,7 @@ class Change:
 class Mirror:
     """The objects of one collection by uid. Pure: it turns lists and watch events into changes.
 
-    `keep` gives what of an object is kept and told; its metadata must stay. An object that it cannot read is
+    `keep` returns the part of an object that is kept and reported; its metadata must stay. An object that it cannot read is
     kept whole.
     """
 
@@ -64,7 +64,7 @@ class Mirror:
     def keep(self, item: JsonObject) -> JsonObject:
         try:
             return self._keep(item)
-        except Exception as error:  # one object that nobody has thought of must not hide the others
+        except Exception as error:  # one unforeseen object must not hide the others
             log.error("object kept whole", extra=_named(item), exc_info=error)
             return item
 
@@ -97,7 +97,7 @@ class Mirror:
 
 
 class Informer:
-    """Keeps a Mirror up to date and tells each change to `on_change`, in order, on the event loop."""
+    """Keeps a Mirror up to date and reports each change to `on_change`, in order, on the event loop."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Informer:
                 lists, began = self._lists, self._clock()
                 await self._watch(lists)
                 if self._lists != lists:
-                    continue  # somebody has listed meanwhile: watch on from there
+                    continue  # a relist came in between: watch on from there
             except Gone as error:
                 self._version, trouble = "", error
                 if not from_list:
@@ -158,7 +158,7 @@ class Informer:
         await self._sleep(delay)
 
     async def relist(self) -> None:
-        """List the collection, tell the difference, and remember where to watch from.
+        """List the collection, report the difference, and remember where to watch from.
 
         Also beside `run()`: a watch that is open then is given up, for what it has yet to deliver
         may be older than the list.
@@ -192,7 +192,7 @@ class Informer:
         return items, meta
 
     async def _watch(self, lists: int) -> None:
-        """Until the server ends the watch, or somebody has listed anew since there were so many lists."""
+        """Until the server ends the watch, or the collection has been listed again since there were so many lists."""
         params = {
             **self._params,
             "watch": "true",
@@ -223,7 +223,7 @@ class Informer:
         for change in changes:
             try:
                 self._on_change(change)
-            except Exception as error:  # one object that nobody has thought of must not hide the others
+            except Exception as error:  # one unforeseen object must not hide the others
                 log.error("change not taken", extra=_named(change.object), exc_info=error)
 
 

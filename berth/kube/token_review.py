@@ -1,4 +1,4 @@
-"""Who holds a ServiceAccount token: asked of the API server."""
+"""Which pod a ServiceAccount token belongs to, by a TokenReview."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ async def review_pod_token(client: KubeClient, token: str, *, audience: str) -> 
     """Ask the API server whose token this is. Raises TokenRefused, or KubeError when it cannot answer.
 
     A token still passes for up to about 10 s after its pod is deleted, because the API server
-    caches; whoever acts on the answer must look at the pod itself.
+    caches; a caller that acts on the answer must look at the pod itself.
     """
     answer = await client.create(
         paths.TOKEN_REVIEWS,

@@ -49,7 +49,7 @@ def server_options(
         # Connections that are not used, or not even begun, are closed; clients connect anew by themselves.
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_SECONDS * 1000),
         *idle,
-        # Else each stream may send megabytes ahead where nobody reads it, as on a node's own network.
+        # Else each stream may send megabytes that are not read yet, as on a node's own network.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.so_reuseport", 0),  # two processes on one port are a mistake, not a load balancer
         *keepalive(every_seconds=every_seconds, within_seconds=within_seconds),

@@ -30,7 +30,7 @@ def option(
     shown: str | None = None,
     short: str | None = None,
 ) -> Any:
-    """A field that is a flag. Without a default it is required. `shown` is the default as --help tells
+    """A field that is a flag. Without a default it is required. `shown` is the default as --help shows
     it, `short` a one-letter form such as `-o`."""
     metadata = {"help": help, "parse": parse, "metavar": metavar, "shown": shown, "short": short}
     return dataclasses.field(default=default, metadata=metadata)
@@ -128,7 +128,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def byte_count(text: str) -> int:
     """A parser of quantities of bytes."""
-    # It counts in exact fractions, which nobody pays for who has no such flag.
+    # Imported here: it needs exact fractions, and a process without such a flag does not pay for them.
     from berth.contract.quantity import parse_bytes
 
     return parse_bytes(text)

@@ -55,7 +55,7 @@ async def _must_not_return(name: str, work: Coroutine[Any, Any, Any]) -> None:
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
     """Run blocking work in a thread; a cancellation waits for its end, because nothing can stop it.
 
-    With `asyncio.to_thread` whoever cleans up after a cancellation races against the thread.
+    With `asyncio.to_thread` the clean-up after a cancellation races against the thread.
     """
     future = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:

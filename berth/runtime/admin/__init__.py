@@ -1,6 +1,6 @@
 """The admin port of every process: `/livez`, `/readyz`, `/metrics` and pages of its own, from a thread of its own.
 
-Whoever reaches the port may ask, without a word of who it is, so everything here is bounded: connections, heads,
+Requests are not authenticated, so everything here is bounded: connections, heads,
 time, what is kept for those that do not read, the thread's share of the processor, and what is asked of the
 process's own loop. Nothing here imports what is heavy: it is on every pod's bill.
 """

@@ -42,7 +42,7 @@ class CachedPage(Generic[T]):
     """A page that is made once a second at most, however often it is asked for.
 
     `take` runs on the process's own loop: a copy of what is to be written, or a Reply in its place. `formats`: the
-    last one is for whoever wants none of the others. `news`: a number, read on the admin thread, that is another
+    last one is for clients that accept none of the others. `news`: a number, read on the admin thread, that is another
     as soon as what was taken is not the newest that there is.
     """
 
@@ -72,7 +72,7 @@ class _Taken:
 
 
 class Cache:
-    """One page that costs, as it was last, and those who wait for the next. On the admin thread."""
+    """One expensive page: its last content, and the requests that wait for the next. On the admin thread."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class Cache:
         used: Callable[[], float] = time.thread_time,
     ) -> None:
         """`used`: what the thread that asks for it has had of the processor. By the clock, a process that is kept from it
-        would tell of old things for as long again as that, times `_REST`."""
+        would show old content for as long again as that, times `_REST`."""
         self._page, self._calls, self._jobs, self._clock = page, calls, jobs, clock
         self._used = used
         self._taken: _Taken | None = None
         self._is_taking = False
         self._written: dict[int, Reply] = {}
-        # By format: those who wait for what is being written, or for what is being taken.
+        # By format: the requests that wait for what is being written, or for what is being taken.
         self._readers: dict[int, list[Then]] = {}
         self._waiting: list[tuple[int, Then]] = []
 

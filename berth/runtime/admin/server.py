@@ -1,4 +1,4 @@
-"""The admin port's thread: connections in, answers out, nothing that waits for anybody."""
+"""The admin port's thread: connections in, answers out, nothing that blocks."""
 
 import asyncio
 import logging
@@ -74,7 +74,7 @@ class AdminServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """The port is free afterwards; whoever is there gets no answer any more."""
+        """The port is free afterwards; open connections get no answer any more."""
         if self._thread is not None:
             self._thread.end()
 
@@ -110,7 +110,7 @@ class _AdminThread(threading.Thread):
         self.connections: Connections[_Connection] = Connections(MOST_CONNECTIONS)
         # When they are sent away, soonest first: each has the same time for each part.
         self._deadlines: OrderedDict[_Connection, float] = OrderedDict()
-        # Nobody is taken before this; 0.0: before there is a place.
+        # No connection is accepted before this; 0.0: before there is a place.
         self._deaf_until: float | None = None
 
     # For the process's loop.
@@ -135,9 +135,7 @@ class _AdminThread(threading.Thread):
             share = CpuShare(time.thread_time())
             while not self._ends:
                 self._turn(share)
-        except (
-            Exception
-        ) as error:  # without it nobody is told that the process lives, so its kubelet starts it anew
+        except Exception as error:  # without it probes fail, so the kubelet restarts the process
             log.critical("the admin port has failed", exc_info=error)
         finally:
             self._close()
@@ -171,7 +169,7 @@ class _AdminThread(threading.Thread):
             one.close()
         self._selector.close()
 
-    # Who comes.
+    # New connections.
 
     def _listen(self) -> None:
         self._deaf_until = None
