@@ -8,9 +8,9 @@ from berth.runtime.process import run_process
 from scaler.config import ScalerOptions
 from scaler.replaying import replay_named
 
-SUMMARY = """Scale Deployments of models by their requests, equal to Knative's autoscaler, from and to zero; or, with
---replay, answer what its decider would: the lines are told in docs/operating.md, each is answered by one line at once, exit
-code 1 if one of them could not be read."""
+SUMMARY = """Scale Deployments of models by their requests, as Knative's autoscaler does, from and to zero. With --replay, answer
+JSON lines as its decider would: docs/operating.md describes them; each is answered at once by one line, and the exit code is 1
+if one could not be read."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
     if options.replay is None:
-        from scaler import app  # what the one form needs, nobody pays for with the other
+        from scaler import app  # what the one form needs is not loaded by the other
 
         await app.main(options, stop)
         return

@@ -7,7 +7,7 @@ from berth.contract.endpoint import Endpoint
 from berth.runtime import options as opt
 from scaler.export.options import ExportOptions
 
-# By which the scalers elect the one that leads; in their namespace.
+# The scalers elect their leader by it, in their namespace.
 LEASE = "berth-scaler"
 
 
@@ -23,37 +23,37 @@ class ScalerOptions(ExportOptions):
         metavar="DIR",
     )
     binder: str = opt.option(
-        "the binders' Service, which says what may be placed",
+        "URL of the binders' Service, which says how many replicas can be scheduled",
         default="http://berth-binder.berth-system.svc:8482",
         parse=opt.origin,
         metavar="URL",
     )
     binder_token: Path = opt.option(
-        "a token of audience berth-binder to ask it with; read again for each question",
+        "file with a token of audience berth-binder, for requests to the binder; read again for each request",
         default=Path("/var/run/secrets/berth/binder/token"),
         parse=Path,
         metavar="FILE",
     )
     attend_listen: Endpoint = opt.endpoint(
-        "activators; where the host is one that they reach, a replica that does not lead sends them here",
+        "listen address for activators; if they can reach its host, a standby redirects them to the leader's",
         default="0.0.0.0:9093",
     )
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8490")
     leader_elect: bool = opt.switch("scale only while holding the Lease berth-scaler", default=True)
     pod_uid: str = opt.option(
-        "uid of the pod that this process runs in, as its only scaler: one that is started again in it takes over from the "
-        "one before as soon as what that one wrote last is done, and does not wait for its Lease to run out",
+        "uid of this process's pod, in which it is the only scaler: after a restart of the container it takes over from its "
+        "predecessor once the last write of that one is done, and does not wait until the Lease expires",
         default="",
         metavar="UID",
     )
     record: Path | None = opt.option(
-        "write down what each decision saw, as lines for --replay; what is there already becomes FILE.1",
+        "record the input of each decision, as lines for --replay; an existing FILE is renamed to FILE.1",
         default=None,
         parse=Path,
         metavar="FILE",
     )
     replay: str | None = opt.option(
-        "scale nothing: answer what these JSON lines ask, as Knative's decider would, and end; - for standard input",
+        "do not scale: answer these JSON lines as Knative's decider would, and exit; - reads standard input",
         default=None,
         metavar="FILE",
     )

@@ -126,8 +126,8 @@ class ControlLoop:
                 self.act(self._core.answered(question, answer, self._clock_ns()))
 
     async def _stay_known(self) -> None:
-        """Ask for nothing now and then: when somebody's first request waits for an answer, the binder knows already who
-        asks, and the cluster as it is. Beside the questions, so that none of them waits for this one."""
+        """Ask for nothing now and then: when a first request waits for an answer, the binder knows this caller already, and
+        the cluster as it is. Beside the questions, so that none of them waits for this one."""
         while True:
             await self._binder.ask(SchedulableRequest(models=()))
             await asyncio.sleep(_KNOWN_SECONDS)

@@ -23,7 +23,7 @@ def replay_named(name: str) -> None:
                 replay(file, name)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise Failed("nobody reads the answers any more") from None
+        raise Failed("the reader of the answers has closed the pipe") from None
     except OSError as error:
         raise ConfigError(f"--replay: {name}: {error.strerror or error}") from error
 

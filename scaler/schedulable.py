@@ -18,7 +18,7 @@ from berth.runtime.logs import fields
 log = logging.getLogger(__name__)
 
 PATH: Final = "/schedulable"
-# The binder answers in tenths of a second, and later when it is asked often or for thousands of copies.
+# The binder answers in tenths of a second, and later when it is asked often or for thousands of replicas.
 ANSWER_SECONDS: Final = 10.0
 # One replica, so that there is time for another.
 _TRY_SECONDS, _CONNECT_SECONDS = 6.0, 2.0

@@ -1,4 +1,4 @@
-"""Asks the gateways of nodes for the load of their copies: one keep-alive request a node and second.
+"""Asks the gateways of nodes for the load of their replicas: one keep-alive request per node and second.
 
 A gateway may be slow, broken or hostile: each answer has a deadline and a bound, and speaks for its own node alone.
 """
@@ -30,16 +30,16 @@ PERIOD_SECONDS: Final = 1.0
 # Before the next period, and late enough for a node that is busy.
 DEADLINE_SECONDS: Final = 0.8
 AT_ONCE: Final = 64
-# Some 300 bytes a copy: more copies than a node can have.
+# Some 300 bytes per replica: more replicas than a node can have.
 ANSWER_BYTES: Final = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A node's. `copies`: the pod uids that it may speak of."""
+    """A node's. `replicas`: the pod uids that it may report."""
 
     address: Endpoint
-    copies: Container[str]
+    replicas: Container[str]
 
 
 class ScrapeMetrics(Protocol):
@@ -52,7 +52,7 @@ class ScrapeMetrics(Protocol):
 
 # By node.
 Gateways = Callable[[], Mapping[str, Gateway]]
-# The rows of a node's gateway, and the copies that it may speak of.
+# The rows of a node's gateway, and the replicas that it may report.
 Take = Callable[[list[ReplicaLoad], Container[str]], None]
 
 
@@ -118,7 +118,7 @@ class Scraper:
             await asyncio.sleep(at - self._clock())
             try:
                 await self.ask(node)
-            except Exception as error:  # what nobody has thought of is one second's, and one node's
+            except Exception as error:  # an unforeseen error costs one second of one node
                 log.error("a gateway was not asked", extra=fields(node=node), exc_info=error)
             at = next_moment(at, self._clock())
 
@@ -137,7 +137,7 @@ class Scraper:
         self._metrics.scraped("ok", self._clock() - began)
         self._metrics.rejected(rejected)
         self._note(node, f"{rejected} of its rows are invalid" if rejected else "")
-        self._take(loads, gateway.copies)
+        self._take(loads, gateway.replicas)
 
     async def _loads(self, address: Endpoint) -> tuple[list[ReplicaLoad], int]:
         """Raises BadAnswer."""

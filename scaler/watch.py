@@ -1,7 +1,7 @@
-"""What the API server shows, handed on to who goes by it: Deployments, pods, Services, their slices, priority classes.
+"""Watches Deployments, pods, Services, their slices and priority classes, for the cache and the routes.
 
-A replica that does not lead keeps all of it warm. Of the fifty thousand pods of a cluster only what somebody reads is
-kept; which copies run on which node, and where that node's gateway is, is told to the scraper.
+A standby keeps all of it warm. Of the fifty thousand pods of a cluster only the fields that are read are kept; which replicas
+run on which node, and where that node's gateway is, is told to the scraper.
 """
 
 from collections import defaultdict
@@ -63,19 +63,19 @@ class Watch:
         return len(self._cache.deployments)
 
     def gateways(self) -> Mapping[str, Gateway]:
-        """Of the nodes that have copies of models that are scaled."""
+        """Of the nodes that run replicas of models that are scaled."""
         if self._gateways is None:
             self._gateways = self._found_gateways()
         return self._gateways
 
     def _found_gateways(self) -> dict[str, Gateway]:
-        copies: dict[str, set[str]] = defaultdict(set)
+        replicas: dict[str, set[str]] = defaultdict(set)
         for model in self._cache.deployments:
             for pod in self._cache.pods(model):
-                copies[pod.node].add(pod.uid)
+                replicas[pod.node].add(pod.uid)
         return {
             node: Gateway(Endpoint(self._servers[node][1], self._gateway_port), uids)
-            for node, uids in copies.items()
+            for node, uids in replicas.items()
             if node in self._servers
         }
 
@@ -133,11 +133,11 @@ class Watch:
     # What is kept.
 
     def _keep_pod(self, item: JsonObject) -> JsonObject:
-        """Of a pod that is no copy of a Deployment its address is enough: it may be a client's."""
+        """Of a pod that is no replica of a Deployment its address is enough: it may be a client's."""
         source, meta = keep_source(item), item["metadata"]
         if any(owner.get("kind") == "ReplicaSet" for owner in meta.get("ownerReferences") or ()):
-            copy = keep_pod(item)
-            return {part: copy[part] | source[part] for part in ("metadata", "spec", "status")}
+            replica = keep_pod(item)
+            return {part: replica[part] | source[part] for part in ("metadata", "spec", "status")}
         if self._is_server(meta):
             source["metadata"]["labels"] = {_SERVER_LABEL: _SERVER}
             source["spec"] |= {"nodeName": item["spec"].get("nodeName", "")}

@@ -115,7 +115,7 @@ class Writer:
 
     @property
     def in_doubt(self) -> bool:
-        """Some write may still be carried out that nobody waits for any more."""
+        """Some write that is no longer waited for may still be carried out."""
         return self._under_way > 0 or self._clock() < self._doubtful_until
 
     def discard(self) -> None:
@@ -153,7 +153,7 @@ class Writer:
                 if self._discards == discards:
                     self._want_again(lane, write, since)
                 await wait_until_set(self._stopping, timeout_seconds=backoff.next())
-        except Exception as error:  # one object that nobody has thought of must not end the others
+        except Exception as error:  # an unforeseen error of one object must not end the others
             log.error("write broke", extra=fields(object="/".join(lane)), exc_info=error)
         finally:
             del self._tasks[lane]

@@ -15,9 +15,7 @@ class Kind(Enum):
 
     KPA = "kpa"  # all of it
     HPA = "hpa"  # to zero and from zero; between them a HorizontalPodAutoscaler that reads its metrics
-    EXTERNAL = (
-        "external"  # none: its metrics are there to be read, and its requests are held while nobody serves
-    )
+    EXTERNAL = "external"  # none: its metrics are there to be read, and its requests are buffered while no replica serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ class RouteChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdStarted:
-    """A held request has reached the first copy: how long that took, by phases, for a histogram."""
+    """A buffered request has reached the first replica: how long that took, by phase, for a histogram."""
 
     model: ModelKey
     cold_start: ColdStartView
@@ -71,7 +69,7 @@ Action = WriteScale | WriteStatus | Event | RouteChanged | ColdStarted
 
 
 class Record(Protocol):
-    """Who writes down what the deciders are told."""
+    """Where the deciders' inputs are recorded."""
 
     def configured(self, config: Mapping[str, str]) -> None: ...
     def model(
@@ -90,7 +88,7 @@ class Record(Protocol):
 
 
 class NoRecord:
-    """Nobody."""
+    """Nowhere."""
 
     def configured(self, config: Mapping[str, str]) -> None:
         pass

@@ -1,9 +1,9 @@
-"""What is there: Deployments that asked to be scaled, and their pods. Pure.
+"""The cluster's state: Deployments that ask to be scaled, and their pods. Pure.
 
     cache.observe_deployment(object) / deployment_gone(object), and so for pods and priority classes
 
-take objects as the API server gives them, or what `keep_deployment` and `keep_pod` leave of them. Annotations that do not
-go make a `AnnotationProblem`, and the last good reading stays.
+take objects as the API server gives them, or what `keep_deployment` and `keep_pod` leave of them. Invalid
+annotations make an `AnnotationProblem`, and the last valid reading stays.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ _NO_PODS: Final[Mapping[str, Pod]] = {}
 
 @dataclass(frozen=True, slots=True)
 class AnnotationProblem:
-    """What somebody has written on a Deployment and does not go, or is not read."""
+    """An annotation of a Deployment that is invalid, or not read."""
 
     key: ModelKey
     uid: str
@@ -68,7 +68,7 @@ class _Reading:
 
 
 class Cache:
-    """By their names. Nothing is read twice that has not changed: a Deployment changes with each of its pods."""
+    """By name. What has not changed is not read twice: a Deployment changes with each of its pods."""
 
     def __init__(self, defaults: Defaults, keys: Keys | None = None) -> None:
         self._defaults = defaults
@@ -82,11 +82,11 @@ class Cache:
         # Found when they are first asked for, until one of the model's pods changes.
         self._counts: dict[ModelKey, Counts] = {}
         self._ready: dict[ModelKey, tuple[Pod, ...]] = {}
-        # Value, and whether it is everybody's who names none.
+        # Value, and whether it is the default.
         self._classes: dict[str, tuple[int, bool]] = {}
         # Of the last pod of each Deployment that said one: of those that have pods, or are scaled.
         self._priorities: dict[ModelKey, int] = {}
-        # The newest of each: whoever writes nonsense again and again is told no oftener than this is asked for.
+        # The newest of each: repeated nonsense is reported no oftener than this is asked for.
         self._problems: dict[tuple[ModelKey, str], AnnotationProblem] = {}
         # What was last said of annotations that there are not.
         self._unknown: dict[ModelKey, str] = {}
@@ -95,11 +95,11 @@ class Cache:
 
     @property
     def deployments(self) -> Mapping[ModelKey, Deployment]:
-        """Those that are scaled: they asked for it, and once at least in words that go."""
+        """Those that are scaled: they ask for it, and have had valid annotations at least once."""
         return self._deployments
 
     def configure(self, defaults: Defaults) -> None:
-        """Other defaults. Who does not go with them keeps what it had, and is told."""
+        """Other defaults. A Deployment that is invalid by them keeps what it had, and gets an event."""
         self._defaults = defaults
         for item in list(self._objects.values()):
             self.observe_deployment(item)
@@ -158,7 +158,7 @@ class Cache:
         self._changed(key)
 
     def _look_for_unknown(self, key: ModelKey, uid: str, annotations: Mapping[str, str]) -> None:
-        """Also of who has not asked to be scaled: perhaps it is `class` that is misspelt."""
+        """Also of a Deployment that does not ask to be scaled: perhaps it is `class` that is misspelt."""
         text = unknown(annotations)
         if text and text != self._unknown.get(key):
             self._problems[key, _UNKNOWN] = AnnotationProblem(key, uid, text, _UNKNOWN)

@@ -1,4 +1,4 @@
-"""How long a model's way took from its first request at zero to the first answer, by phases. Pure.
+"""How long a cold start takes, from a model's first request at zero to the first answer, by phase. Pure.
 
 decide  until replicas are requested      schedule  until the first one has a node
 load    until it is ready                 serve     until a buffered request is forwarded
@@ -17,13 +17,13 @@ PHASES: Final = ("decide", "schedule", "load", "serve")
 
 
 class ColdStarts:
-    """Of one model. A wake ends with its last phase, or when nobody is served that way any more."""
+    """Of one model. A cold start ends with its last phase, or when no request is served that way any more."""
 
     __slots__ = ("_ends_ns", "_over")
 
     def __init__(self) -> None:
         self._over: deque[ColdStartView] = deque(maxlen=KEPT)
-        # Of the wake that is under way: when it began, then the end of each phase that is over.
+        # Of the cold start that is under way: when it began, then the end of each phase that is over.
         self._ends_ns: list[int] = []
 
     @property
@@ -35,7 +35,7 @@ class ColdStarts:
             self._ends_ns = [now_ns]
 
     def requested(self, now_ns: int) -> None:
-        """Replicas have been asked for."""
+        """Replicas are requested."""
         self._reach(1, now_ns)
 
     def observe(self, pods: Iterable[Pod]) -> None:
@@ -52,9 +52,9 @@ class ColdStarts:
             self._reach(3, ready)
 
     def served(self, at_ns: int) -> ColdStartView | None:
-        """A request has been passed on: the wake is over, if there was one. What was heard of later than that is over
-        by then: a copy serves before the kubelet says so."""
-        if len(self._ends_ns) == 1:  # a copy was there all the time
+        """A request has been forwarded: the cold start is over, if there was one. A phase whose end was seen later is over
+        by then: a replica serves before the kubelet reports that it is ready."""
+        if len(self._ends_ns) == 1:  # a replica was there all the time
             self.end()
             return None
         if not self._ends_ns:

@@ -1,7 +1,7 @@
 """A Deployment that asked to be scaled: what its annotations and its template say. Pure.
 
 Autoscaling's annotations and Berth's options may stand on the pod template or on the Deployment; the template's count. How
-many requests a copy takes at once, and where, stands in the proxy's own arguments, so that there is one truth.
+many requests a replica accepts at once, and where, stands in the proxy's own arguments alone.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Berth's own annotations. `until_needed`: idle copies stay until their memory is."""
+    """Berth's own annotations. `until_needed`: idle replicas stay until their memory is needed."""
 
     limits: HoldLimits = HoldLimits()
     clients: frozenset[str] = frozenset()
@@ -106,7 +106,7 @@ class Deployment:
 
     @property
     def slots(self) -> int:
-        """How many requests a copy takes at once from those who hold them."""
+        """How many requests a replica accepts at once from activators."""
         return self.proxy.container_concurrency or max(math.ceil(min(2 * self.spec.target, 1e6)), 1)
 
 
@@ -162,9 +162,7 @@ def read_deployment(
     if kind is Kind.EXTERNAL:  # Knative leaves open what a class that is not its own counts
         autoscaling[_METRIC] = autoscaling.get(_METRIC) or CONCURRENCY
     if (template.get("spec") or {}).get("hostNetwork"):
-        raise InvalidValue(
-            "hostNetwork: requests are held for copies with addresses of their own; leave it out"
-        )
+        raise InvalidValue("hostNetwork: a replica that is scaled needs an address of its own; leave it out")
     text = template_text(template)
     if len(text) > MOST_TEMPLATE_BYTES:
         raise InvalidValue(
@@ -209,9 +207,7 @@ def _spec(given: Mapping[str, str], defaults: Defaults, proxy: Proxy, *, until_n
     _check_finite(Annotations(given))
     if spec.target_burst_capacity != 0:
         name = Annotations(given).key("target-burst-capacity")
-        raise InvalidValue(
-            f"{name}: requests go to the copies themselves while one is ready, and no activator stays between; write 0"
-        )
+        raise InvalidValue(f"{name}: no activator is in the path while a replica is ready; use 0")
     if until_needed:
         return replace(spec, bounds=replace(spec.bounds, retention_ns=_FOR_EVER_NS))
     return spec
@@ -319,7 +315,7 @@ def read_proxy(template: JsonObject) -> Proxy:
 
 
 def _proxy_container(spec: JsonObject) -> tuple[JsonObject, Sequence[str]] | None:
-    """With its flags. Whoever runs `berth proxy`, before whoever is only called so; main containers and native
+    """With its flags. A container that runs `berth proxy`, before one that is only named so; main containers and native
     sidecars (init containers that are started again) alike."""
     sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
     every = [*(spec.get("containers") or ()), *sidecars]

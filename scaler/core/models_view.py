@@ -1,4 +1,4 @@
-"""What others are shown of the models that are scaled: figures of one moment, which nobody can change through them.
+"""What is shown of the models that are scaled: read-only figures of one moment.
 
 Whoever shows them (metrics, external metrics, KEDA, `berth scale`) keeps no figures of its own and decides nothing.
 What is not known is None, never 0.
@@ -23,7 +23,7 @@ MODELS_PATH: Final = "/models/"
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """Over the stable and the panic window, of all copies together."""
+    """Over the stable and the panic window, of all replicas together."""
 
     stable: float | None = None
     panic: float | None = None
@@ -84,20 +84,20 @@ class ModelView:
     recommended: int | None = None
     desired: int | None = None
     requested: int | None = None
-    # How many of the wanted copies are not asked for, because they could not be placed, and why.
+    # How many of the desired replicas are not requested, because they cannot be scheduled, and why.
     capacity_limited: int = 0
     message: str = ""
     concurrency: Averages = Averages()
     requests_per_second: Averages = Averages()
-    # Requests that are in their copies' queues, or held by an activator.
+    # Requests in the queues of replicas, or buffered by an activator.
     waiting: Averages = Averages()
-    # There may have been requests, or be held, that nobody has told of yet: 0 is not known.
+    # There may be requests that are not reported yet: 0 is not known to be 0.
     is_young: bool = False
     in_panic: bool = False
     activity: Activity = Activity.ACTIVATING
     # In `activity`.
     since_ns: int = 0
-    # Requests that wait at the activators for a first copy.
+    # Requests that wait at the activators for a first replica.
     buffered: int = 0
     # The newest comes last.
     decisions: tuple[DecisionView, ...] = ()
@@ -105,7 +105,7 @@ class ModelView:
 
 
 class ModelsView(Protocol):
-    """All of them. Asking costs what is shown, so that who asks for one model pays for one."""
+    """All of them. A view is made when it is asked for: one model costs one."""
 
     @property
     def leads(self) -> bool:

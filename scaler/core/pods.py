@@ -1,6 +1,6 @@
-"""A copy of a model, as its pod shows it. Pure.
+"""A replica of a model, as its pod shows it. Pure.
 
-What it is made of comes from the API server, whose types hold; what a tenant writes are words.
+Types come from the API server and hold; what a tenant writes are strings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +40,8 @@ _STUCK: Final = frozenset(
 class PodState(Enum):
     READY = "ready"
     STARTING = "starting"  # bound
-    PENDING = "pending"  # the binder has not spoken yet
-    UNSCHEDULABLE = "unschedulable"  # it has no place, for whatever reason
+    PENDING = "pending"  # the binder has not decided yet
+    UNSCHEDULABLE = "unschedulable"  # the binder has rejected it
     GATED = "gated"  # scheduling gates keep it from the binder, as a quota's do
     LEAVING = "leaving"
 
@@ -72,7 +72,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a model's pods. Those that leave are none of its copies any more."""
+    """Of a model's pods. Those that are being deleted are no replicas any more."""
 
     ready: int = 0
     starting: int = 0
@@ -129,7 +129,7 @@ def picked(data: JsonObject, *names: str) -> dict[str, Any]:
 
 
 def read_pod(item: JsonObject, keys: Keys) -> Pod | None:
-    """None for what is no copy of a Deployment: nobody's, not a ReplicaSet's, or over."""
+    """None for a pod that is no replica of a Deployment: not a ReplicaSet's, or ended."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     deployment = _deployment_of(meta)
     if deployment is None or status.get("phase") in ENDED_PHASES:
@@ -145,7 +145,7 @@ def read_pod(item: JsonObject, keys: Keys) -> Pod | None:
         key=ModelKey(meta.get("namespace", ""), deployment),
         state=state,
         node=spec.get("nodeName") or "",
-        # A node's own is not the copy's: at any port that a tenant names there may be anything of the node's.
+        # The node's address is not the replica's: at any port that a tenant names another program may listen.
         address="" if spec.get("hostNetwork") else status.get("podIP") or "",
         priority=spec.get("priority"),
         deletion_cost=(meta.get("annotations") or {}).get(DELETION_COST),

@@ -1,7 +1,8 @@
 """Memory as a cache: idle models stay loaded until their memory is needed. Pure.
 
-The binder is told which copies are idle, the least recently used first, and names those whose going makes room for one copy
-that has none. They go if their model is still idle, of no higher priority, and nothing that went before is still on its way.
+The binder is told which replicas are idle, the least recently used first, and names those whose eviction makes room for one
+replica that cannot be scheduled. They are evicted if their model is still idle, of no higher priority, and no earlier eviction
+for the same model is under way.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,16 +12,16 @@ from typing import Final
 from berth.contract.scaling import ModelKey
 from scaler.go import SECOND_NS
 
-# Memory is held until the model is gone from its GPU, which is a while after its pod.
+# Memory is in use until the model is unloaded, which is a while after its pod is gone.
 SETTLE_NS: Final = 10 * SECOND_NS
-# Whoever has not gone by then does not go for this.
+# An eviction that takes longer has failed.
 _PATIENCE_NS: Final = 120 * SECOND_NS
 _MOST_IDLE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleReplica:
-    """A copy that may go."""
+    """A replica that may be evicted."""
 
     pod: str  # its name
     uid: str
@@ -49,7 +50,7 @@ class _Going:
 
 
 class Evictions:
-    """Which models are making room for which."""
+    """Which replicas are being evicted for which model."""
 
     def __init__(self) -> None:
         self._going: dict[ModelKey, _Going] = {}
@@ -62,7 +63,7 @@ class Evictions:
         idle: Mapping[str, IdleReplica],
         now_ns: int,
     ) -> tuple[IdleReplica, ...]:
-        """Of the copies that the binder named, all or none: fewer would make no room. `idle`: those of now."""
+        """Of the replicas that the binder named, all or none: fewer would make no room. `idle`: those of now."""
         if needy in self._going:
             return ()
         busy = {uid for going in self._going.values() for uid in going.uids}

@@ -126,7 +126,7 @@ class Annotations:
 
 
 def is_scaled(annotations: Mapping[str, str]) -> bool:
-    """Whether a Deployment has asked for it at all: by a class."""
+    """Whether a Deployment asks to be scaled at all: by a class."""
     return GROUP + "class" in annotations
 
 

@@ -85,7 +85,7 @@ def _while_active(spec: Spec, state: State, for_ns: int) -> Step:
 
 
 def _while_inactive(spec: Spec, state: State, for_ns: int) -> Step:
-    """The last copy goes when nobody can send it a request any more, and not before it was kept for long enough."""
+    """The last replica goes when no request can reach it any more, and not before it was kept for long enough."""
     bounds = spec.bounds
     if not state.proven and not bounds.activator_always:
         return Step(0, write=False)

@@ -1,7 +1,7 @@
-"""How many copies a model wants: Knative's decision, to the last rounding.
+"""How many replicas a model is recommended: Knative's decision, to the last rounding.
 
 Source: knative.dev/serving v0.49.1, pkg/autoscaler/scaling/autoscaler.go, `newAutoscaler` and `Scale`. It is decided every two
-seconds. What becomes of a decision (bounds, room, the way to zero) is decided elsewhere and never told to this one.
+seconds. Bounds, the capacity limit and the way to zero follow elsewhere, and never reach this one.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ SLOT_SECONDS: Final = 2
 
 
 class Decision(NamedTuple):
-    """How many copies are wanted, and by how many requests the ready ones could take a burst; less than 0: they could
+    """How many replicas are recommended, and by how many requests the ready ones could take a burst; less than 0: they could
     not."""
 
     desired: int
@@ -24,7 +24,7 @@ class Decision(NamedTuple):
 
 
 class Decider:
-    """Of one model. Whoever begins with several ready copies begins in panic, which keeps them until windows that have
+    """Of one model. One that begins with several ready replicas begins in panic, which keeps them until windows that have
     just begun are filled."""
 
     __slots__ = ("_delay", "_most_in_panic", "_panic_since_ns", "_spec")
@@ -45,14 +45,14 @@ class Decider:
         self._spec = spec
 
     def decide(self, averages: Averages, *, ready: int, now_ns: int) -> Decision:
-        """`ready`: copies that serve. Without averages there is no decision, and the last one stands."""
+        """`ready`: replicas that serve. Without averages there is no decision, and the last one stands."""
         spec, counted = self._spec, float(max(ready, 1))
         stable = ceil(averages.stable / spec.target)
         panic = ceil(averages.panic / spec.target)
         self._panic_or_not(panic / counted >= spec.panic_threshold, now_ns)
-        desired = _wanted(spec, stable, counted)
+        desired = _recommended(spec, stable, counted)
         if self._panic_since_ns is not None:
-            self._most_in_panic = max(self._most_in_panic, desired, _wanted(spec, panic, counted))
+            self._most_in_panic = max(self._most_in_panic, desired, _recommended(spec, panic, counted))
             desired = self._most_in_panic
         if spec.reachable and self._delay is not None:
             desired = self._delay.largest_with(now_ns // SECOND_NS, desired)
@@ -71,12 +71,12 @@ class Decider:
         return self._panic_since_ns + self._spec.stable_window_seconds * SECOND_NS < now_ns
 
 
-def _wanted(spec: Spec, wanted: float, counted: float) -> int:
+def _recommended(spec: Spec, wanted: float, counted: float) -> int:
     """No faster up or down than the rates allow, and not fewer than the activation scale unless it is none."""
     most = ceil(spec.max_scale_up_rate * counted)
     least = floor(counted / spec.max_scale_down_rate) if spec.reachable else 0.0
-    copies = to_int32(smaller(larger(wanted, least), most))
-    return max(copies, spec.activation_scale) if spec.activation_scale > 1 and wanted > 0 else copies
+    replicas = to_int32(smaller(larger(wanted, least), most))
+    return max(replicas, spec.activation_scale) if spec.activation_scale > 1 and wanted > 0 else replicas
 
 
 def _excess_burst_capacity(spec: Spec, ready: int, panic: float) -> int:

@@ -24,21 +24,21 @@ class Stat(NamedTuple):
     proxied_requests: float = 0.0
 
 
-def sample_size(copies: int) -> int:
-    """Of so many copies, how many are enough to know the load of all."""
-    if copies <= 3:
-        return max(copies, 0)
-    return int(ceil(copies * _SAMPLE_OF_MANY / (copies + _SAMPLE_OF_MANY - 1)))
+def sample_size(replicas: int) -> int:
+    """Of so many replicas, how many are enough to know the load of all."""
+    if replicas <= 3:
+        return max(replicas, 0)
+    return int(ceil(replicas * _SAMPLE_OF_MANY / (replicas + _SAMPLE_OF_MANY - 1)))
 
 
-def extrapolated(total: Stat, sample: int, copies: int) -> Stat:
-    """The load of all copies, from what some have, which are not none, all of those together."""
+def extrapolated(total: Stat, sample: int, replicas: int) -> Stat:
+    """The load of all replicas, from what some have, which are not none, all of those together."""
     concurrency, proxied_concurrency, requests, proxied_requests = total
     return Stat(  # one by one: this is done for every model each second
-        concurrency / sample * copies,
-        proxied_concurrency / sample * copies,
-        requests / sample * copies,
-        proxied_requests / sample * copies,
+        concurrency / sample * replicas,
+        proxied_concurrency / sample * replicas,
+        requests / sample * replicas,
+        proxied_requests / sample * replicas,
     )
 
 
@@ -96,7 +96,7 @@ class Load:
         self._requests.record(second, stat.requests - stat.proxied_requests)
 
     def averages(self, now_ns: int) -> Averages | None:
-        """None if nothing is known: the copies are asked, and none has told anything for a whole window."""
+        """None if nothing is known: the replicas are asked, and none has told anything for a whole window."""
         return self._averages(self._requests if self._spec.metric == RPS else self._concurrency, now_ns)
 
     def of_both(self, now_ns: int) -> tuple[Averages | None, Averages | None]:

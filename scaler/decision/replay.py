@@ -10,7 +10,7 @@ One object a line, its kind in `op`:
     {"op": "del", "id": M}
 
 `t` is in seconds since 1970 and may have a fraction; what is left out is 0, empty or false. `config` is Knative's ConfigMap
-`config-autoscaler`, with Knative's defaults. `scrape` says that the copies are asked for their load, so that windows without
+`config-autoscaler`, with Knative's defaults. `scrape` says that the replicas are asked for their load, so that windows without
 a value mean that nothing is known. A stat is the load of one second: average concurrency `c` and arrivals `n`, of which `pc`
 and `pn` have been counted by who passed them on.
 
@@ -76,7 +76,7 @@ class Replay:
             return {"err": str(error)}
 
     def _configure(self, op: str, name: Id, asked: Json) -> Json:
-        now_ns, ready, spec = _now_ns(asked), _copies(asked), _spec(asked)
+        now_ns, ready, spec = _now_ns(asked), _replicas(asked), _spec(asked)
         if op == "new":
             self._models[name] = ModelDecider(spec, ready=ready, now_ns=now_ns)
         else:
@@ -91,7 +91,7 @@ class Replay:
             self._models[name].record(stat, now_ns)
 
     def _scale(self, name: Id, asked: Json) -> Json:
-        model, now_ns, ready = self._model(name), _now_ns(asked), _copies(asked)
+        model, now_ns, ready = self._model(name), _now_ns(asked), _replicas(asked)
         decision = model.decide(ready=ready, now_ns=now_ns)
         return answer_of(decision, in_panic=model.in_panic)
 
@@ -213,7 +213,7 @@ def _now_ns(asked: Json) -> int:
     return int(whole) * SECOND_NS + round(rest * SECOND_NS)
 
 
-def _copies(asked: Json) -> int:
+def _replicas(asked: Json) -> int:
     return _whole(asked, "ready", INT32_MAX)
 
 

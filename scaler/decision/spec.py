@@ -15,7 +15,7 @@ from scaler.go import SECOND_NS, larger, round_to_second, smaller
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """What may become of a decision: how few copies and how many, and when the last one goes."""
+    """What limits a decision: the fewest replicas and the most, and when the last one goes."""
 
     min_scale: int
     # 0: no limit.
@@ -23,7 +23,7 @@ class Bounds:
     initial_scale: int
     reachable: bool
     scale_to_zero: bool
-    # Always in the path: nobody asks whether it is.
+    # Always in the path: this need not be proven.
     activator_always: bool
     grace_period_ns: int
     # Of the last copy, from when it is idle on.
@@ -32,7 +32,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """Of one model. `target` is what a copy is to have of `metric`, `total` what it can have."""
+    """Of one model. `target` is how much of `metric` a replica is to have, `total` how much it can have."""
 
     metric: str
     target: float
@@ -48,7 +48,7 @@ class Spec:
     max_scale_up_rate: float
     max_scale_down_rate: float
     reachable: bool
-    # Somebody asks the copies for their load, so that no answer means that nothing is known.
+    # The replicas are asked for their load, so that no answer means that it is unknown.
     scraped: bool
     bounds: Bounds
 
@@ -105,7 +105,7 @@ def _metric(given: Annotations) -> str:
 def _target(
     given: Annotations, defaults: Defaults, metric: str, container_concurrency: int
 ) -> tuple[float, float]:
-    """What a copy is to have, and what it can have (ResolveMetricTarget)."""
+    """How much a replica is to have, and how much it can have (ResolveMetricTarget)."""
     if metric == RPS:
         total, fraction = defaults.requests_per_second_target_default, defaults.rps_target_fraction
     else:

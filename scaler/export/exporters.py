@@ -49,7 +49,7 @@ class Exporters:
     def __init__(
         self, options: ExportOptions, models: Models, client: KubeClient, leader: Callable[[], str]
     ) -> None:
-        """`leader`: the host of the one that leads, "" where nobody knows one. Raises ConfigError where the
+        """`leader`: the leader's host, "" where none is known. Raises ConfigError where the
         certificates cannot be used."""
         self._options, self._client, self._leader = options, client, leader
         self._shown = LeadersView(models)
@@ -129,7 +129,7 @@ def tls_of(options: ExportOptions) -> TlsFiles | None:
         if options.external_metrics_listen is not None:
             raise ConfigError("--external-metrics-listen needs --tls-cert: the API server asks by TLS only")
         if options.keda_client_ca is not None:
-            raise ConfigError("--keda-client-ca needs --tls-cert: without TLS nobody shows a certificate")
+            raise ConfigError("--keda-client-ca needs --tls-cert: without TLS no client shows a certificate")
         return None
     files = TlsFiles(options.tls_cert, options.tls_key, options.keda_client_ca)
     files.read()

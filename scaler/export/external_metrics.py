@@ -101,7 +101,7 @@ class _Refused(Exception):
 def _guarded(guard: "Callable[[web.Request], str | None]") -> Any:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Nobody who is not let in learns what there is."""
+        """A caller that is not let in learns nothing of what there is."""
         refused = guard(request)
         if refused is not None:
             return _status(_Refused(401, "Unauthorized", refused))

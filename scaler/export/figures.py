@@ -21,14 +21,14 @@ def figure(view: ModelView, metric: str) -> float | None:
 
 
 def target_of(view: ModelView, metric: str) -> float | None:
-    """What a copy is to have of it, by the model's annotations. None: they do not say."""
+    """How much of it a replica is to have, by the model's annotations. None: they do not say."""
     if metric == DESIRED:
         return 1.0
     return view.spec.target if view.spec is not None and view.spec.metric == metric else None
 
 
 def is_active(view: ModelView) -> bool | None:
-    """Whether anybody wants it: in the stable window, or at this moment. None: it is not known."""
+    """Whether it has requests: in the stable window, or at this moment. None: it is not known."""
     if view.buffered > 0:
         return True
     figures = [figure(view, metric) for metric in (CONCURRENCY, RPS, WAITING)]
@@ -49,19 +49,19 @@ def _waiting(view: ModelView) -> float | None:
     return _average(view, view.waiting, float(view.buffered))
 
 
-def _average(view: ModelView, of: Averages, without_copies: float) -> float | None:
-    """Of the stable window; in panic the larger of both, so that a burst is not told of a minute late. Where no copy
-    serves there is nobody to tell of any load, and nobody has any but who holds it. What has just begun to be averaged
-    is known where it is more than 0: an autoscaler takes the last copy by a 0, and by nothing else."""
+def _average(view: ModelView, of: Averages, without_replicas: float) -> float | None:
+    """Of the stable window; in panic the larger of both, so that a burst is not reported a minute late. Where no replica
+    serves, the only load is what activators buffer. An average that has just begun is known where it is more than 0: an
+    autoscaler removes the last replica by a 0, and by nothing else."""
     if of.stable is None:
-        value = without_copies if view.ready == 0 else None
+        value = without_replicas if view.ready == 0 else None
     else:
         value = max(of.stable, of.panic or 0.0) if view.in_panic else of.stable
     return value or (None if view.is_young else value)
 
 
 def _desired(view: ModelView) -> float | None:
-    """As many as Berth would write: what could not be placed is not among them."""
+    """As many as Berth would request: what cannot be scheduled is not among them."""
     return None if view.desired is None else float(max(view.desired - view.capacity_limited, 0))
 
 

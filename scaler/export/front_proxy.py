@@ -1,4 +1,4 @@
-"""A port for the API server's aggregator alone: who shows its client certificate is served, nobody else.
+"""A port for the API server's aggregator alone: only its client certificate is served.
 
 What the aggregator's certificate is signed by, and what it is called, the API server writes itself into the ConfigMap
 `kube-system/extension-apiserver-authentication`. Headers such as X-Remote-User say nothing here, with it or without.

@@ -186,7 +186,7 @@ class KedaScaler(ExternalScalerServicer):
         if target is None:
             raise NotServed(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"target: how much of {trigger.metric} a copy of {trigger.model} is to have is said neither by the"
+                f"target: how much of {trigger.metric} a replica of {trigger.model} is to have is said neither by the"
                 " trigger nor by the Deployment's annotations; write it in the trigger's metadata",
             )
         spec = pb.MetricSpec(

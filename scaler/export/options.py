@@ -10,7 +10,7 @@ from berth.runtime import options as opt
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(KubeOptions):
-    """Who else may ask for figures; unset: nobody."""
+    """Who else may ask for figures; unset: no one."""
 
     external_metrics_listen: Endpoint | None = opt.endpoint(
         "serve external.metrics.k8s.io here to the API server's aggregator; unset: do not"

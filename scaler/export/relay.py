@@ -1,4 +1,4 @@
-"""A port of a replica that does not lead: whoever connects is connected with the one that does.
+"""A port of a standby: a client that connects is connected to the leader.
 
 Bytes go through as they are, so that TLS, and who may ask, are the leader's affair. It ends when this replica leads itself.
 """
@@ -15,7 +15,7 @@ from berth.runtime.process import starting
 
 log = logging.getLogger(__name__)
 
-# The aggregator and KEDA keep theirs; who comes beyond them is sent away.
+# The aggregator and KEDA keep theirs; more connections are closed.
 _CONNECTIONS: Final = 128
 _CONNECT_SECONDS: Final = 2.0
 _CHUNK_BYTES: Final = 64 * 1024
@@ -23,7 +23,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 @asynccontextmanager
 async def relaying(what: str, listen: Endpoint, leader: Callable[[], str]) -> AsyncIterator[int]:
-    """While the block lasts; `leader`: its host, "" where nobody knows one. Yields the port. Raises CannotStart."""
+    """While the block lasts; `leader`: its host, "" where none is known. Yields the port. Raises CannotStart."""
     relay = _Relay(listen.port, leader)
     with starting(what, listen):
         server = await asyncio.start_server(relay.connected, listen.host, listen.port)

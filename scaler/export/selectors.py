@@ -1,6 +1,6 @@
 """Label selectors as they stand in a query.
 
-Source: k8s.io/apimachinery pkg/labels/selector.go, `Parse`; without its comparisons of numbers, which nobody writes here.
+Source: k8s.io/apimachinery pkg/labels/selector.go, `Parse`; without its comparisons of numbers, which have no use here.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The certificate that the scaler shows to who asks for figures; read anew when its files change, as a Secret's do."""
+"""The scaler's certificate for callers that ask for figures; read anew when its files change, as a Secret's do."""
 
 import ssl
 from contextlib import suppress
@@ -52,7 +52,7 @@ class TlsBytes:
 
 
 def _authority(path: Path, context: ssl.SSLContext) -> bytes:
-    """gRPC would take anything, and then refuse whoever comes. Raises ConfigError."""
+    """gRPC would take anything, and then refuse every client. Raises ConfigError."""
     try:
         context.load_verify_locations(path)
         return path.read_bytes()

@@ -342,10 +342,10 @@ async def test_reports_are_of_the_models_that_were_told_and_within_their_bounds(
         assert (report.rest_port, report.grpc_port) == (0, 0)
         assert (at.attendance.figures.reports, at.attendance.figures.left_aside) == (7, 6)
         (shown,) = at.attendance.attached()
-        assert (shown.name, shown.buffered) == ("berth-system/act-1", 10)
+        assert (shown.name, shown.held) == ("berth-system/act-1", 10)
         assert 0 <= shown.seconds < 60
         await one.report(said(MODEL, version, held=0))
-        await until(lambda: [shown.buffered for shown in at.attendance.attached()] == [0])
+        await until(lambda: [shown.held for shown in at.attendance.attached()] == [0])
     await until(lambda: not at.attendance.attached())
 
 

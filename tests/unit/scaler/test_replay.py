@@ -275,6 +275,6 @@ def test_a_file_that_is_not_there_and_a_reader_that_has_gone(tmp_path: Path) -> 
         os.close(write)
         assert (
             process.communicate(lines_of(NEW), timeout=60)[1]
-            == b"berth scaler: nobody reads the answers any more\n"
+            == b"berth scaler: the reader of the answers has closed the pipe\n"
         )
     assert process.returncode == 1

@@ -59,7 +59,7 @@ class Here:
 
     @property
     def asked(self) -> dict[str, tuple[str, set[str]]]:
-        return {node: (str(one.address), set(one.copies)) for node, one in self.watch.gateways().items()}  # type: ignore[call-overload]
+        return {node: (str(one.address), set(one.replicas)) for node, one in self.watch.gateways().items()}  # type: ignore[call-overload]
 
 
 @pytest.fixture
