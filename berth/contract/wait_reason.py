@@ -15,7 +15,7 @@ class WaitReason(str, Enum):
     MODEL_TOO_LARGE = "ModelTooLarge"  # no known kind of node is large enough, even when empty
     NODES_REFUSE_MODEL = "NodesRefuseModel"  # every known kind of node refuses it, whatever is free there
     POD_REFUSED = "PodRefused"  # something of the pod itself must change, or its quarantine or claim
-    WAITING_FOR_ROOM = "WaitingForRoom"  # others must go or come: a new node would not help
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # others must go or come: a new node would not help
     SCHEDULER_ERROR = "SchedulerError"  # it has a place and could not be bound there (Kubernetes' own word)
 
 

@@ -29,7 +29,7 @@ _TO_AUTOSCALERS: Mapping[WaitReason, str] = {
     WaitReason.MODEL_TOO_LARGE: "no known kind of node is large enough, even when empty; they add none",
     WaitReason.NODES_REFUSE_MODEL: "every known kind of node refuses it; they add none",
     WaitReason.POD_REFUSED: "the pod itself is refused; they add no node",
-    WaitReason.WAITING_FOR_ROOM: "other pods must go or come; they add no node",
+    WaitReason.WAITING_FOR_CAPACITY: "other pods must go or come; they add no node",
     WaitReason.SCHEDULER_ERROR: "it has a place and could not be bound; they add no node",
 }
 

@@ -54,7 +54,7 @@ class WaitReasons:
     def of(self, demand: Demand, refusal: Refusal, *, is_nominated: bool = False) -> WaitReason:
         """`is_nominated`: other pods are evicted for it."""
         if is_nominated:
-            return WaitReason.WAITING_FOR_ROOM
+            return WaitReason.WAITING_FOR_CAPACITY
         if refusal.because is not None:
             return WaitReason.POD_REFUSED
         if not self._kinds:
@@ -87,7 +87,7 @@ class WaitReasons:
     def _beside(self, demand: Demand) -> WaitReason:
         known = self._by_question.get(demand.question)
         if known is None or known[0] <= self._clock():
-            before = WaitReason.WAITING_FOR_ROOM if known is None else known[1]
+            before = WaitReason.WAITING_FOR_CAPACITY if known is None else known[1]
             known = (self._clock() + _BESIDE_SECONDS, self._simulated(demand, before))
             _keep(self._by_question, demand.question, known)
         return known[1]
@@ -117,7 +117,7 @@ class WaitReasons:
             for name in names:
                 table.beat(name, -np.inf)
                 table.drop(name)
-        return WaitReason.UNSCHEDULABLE if fits else WaitReason.WAITING_FOR_ROOM
+        return WaitReason.UNSCHEDULABLE if fits else WaitReason.WAITING_FOR_CAPACITY
 
 
 def _reason_of(codes: Codes) -> WaitReason:

@@ -171,9 +171,9 @@ CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
     "a field that is not decided": (full, {"resourceClaims": [{"name": "x"}]}, "PodRefused"),
     "a value that cannot be read": (full, {"mem": "1.5.2"}, "PodRefused"),
     # Others must come or go.
-    "apart in zones": (full, {"affinity": far("web", _ZONE)}, "WaitingForRoom"),
-    "together on a node": (full, {"mem": "8Gi", "affinity": near("web", _HOST)}, "WaitingForRoom"),
-    "victims go": (full, {"mem": "8Gi", "priority": 10}, "WaitingForRoom"),
+    "apart in zones": (full, {"affinity": far("web", _ZONE)}, "WaitingForCapacity"),
+    "together on a node": (full, {"mem": "8Gi", "affinity": near("web", _HOST)}, "WaitingForCapacity"),
+    "victims go": (full, {"mem": "8Gi", "priority": 10}, "WaitingForCapacity"),
 }
 
 
@@ -233,7 +233,7 @@ async def test_a_zone_that_had_a_node_counts_for_pods_that_keep_apart() -> None:
     async with Office() as office:
         full(office)
         office.add("p", affinity=far("web", _ZONE))
-        assert await office.reason() == "WaitingForRoom"
+        assert await office.reason() == "WaitingForCapacity"
         office.node("b1", 16, labels={_ZONE: "b"}, unschedulable=True)
         assert await office.reason() == "Unschedulable"
         await office.step(3)
@@ -249,7 +249,7 @@ async def test_what_others_forbid_counts_as_well() -> None:
         office.node("n2", 16, labels={_ZONE: "a"})
         office.add("lonely", mem=None, on="n2", schedulerName="other", affinity=far("p", _ZONE))
         office.add("p", labels={"app": "p"})
-        assert await office.reason() == "WaitingForRoom"
+        assert await office.reason() == "WaitingForCapacity"
         office.gone("lonely")
         await office.step(3, seconds=60.0)
         assert office.is_placed("p")
@@ -341,6 +341,6 @@ async def test_while_the_cluster_is_taken_over_no_node_is_asked_for_and_then_it_
         for number in range(40):
             office.resident(f"r{number}", f"n{number}", 8, labels={"app": "web"})
         await office.step(2)
-        assert office.reasons() == ["WaitingForRoom"]
+        assert office.reasons() == ["WaitingForCapacity"]
         await office.step(400, seconds=1.0)
-        assert office.reasons() == ["WaitingForRoom", "Unschedulable"]
+        assert office.reasons() == ["WaitingForCapacity", "Unschedulable"]

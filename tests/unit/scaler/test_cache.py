@@ -772,7 +772,7 @@ def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_b
     """elastic 3.2, ecosystem A2."""
     told = cache()
     told.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
-    for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForRoom")):
+    for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForCapacity")):
         conditions = {"PodScheduled": ("False", reason)}
         told.observe_pod(keep_pod(pod(uid, node="", phase="Pending", conditions=conditions)), 0)
     found = {one.uid: one for one in told.pods(KEY)}
