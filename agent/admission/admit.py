@@ -14,10 +14,11 @@ from google.protobuf import json_format, text_format
 from agent.admission import instances
 from agent.admission.allow_list import TABLE
 from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, READ_ONNX, UNKNOWN, Backend
-from agent.admission.checks import settle_together
+from agent.admission.checks import check_together
 from agent.admission.errors import CodeRefused, InvalidModel
 from agent.admission.files import CONFIG_FILE, ModelFiles, look_at
 from agent.admission.onnx import check_graph
+from agent.admission.parameters import settle_parameters
 from agent.admission.verdicts import written_anew
 from berth.contract.backends import backend_name
 from berth.contract.ids import ModelName, ServerName
@@ -129,7 +130,8 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
     understood.runtime = ""
     backend = BACKENDS.get(understood.backend, UNKNOWN)
     instances.settle(understood, backend, where=_WHERE)
-    settle_together(understood, backend, files, where=_WHERE)
+    check_together(understood, backend, files, where=_WHERE)
+    settle_parameters(understood, backend, files, where=_WHERE)
     code = _code(understood, backend, files)
     if code is not None and rules.code is CodeRule.NONE:
         raise CodeRefused(f"the model has code ({code}), and this node takes none (--code none)")

@@ -7,19 +7,20 @@ memory or its time: it allocates and loops by these numbers before it looks at t
 
 from collections.abc import Mapping
 
+from agent.admission.settings import Integer
 from agent.admission.verdicts import (
     Inside,
     Keep,
     Many,
     Named,
     Number,
-    Numeral,
     OneOf,
     Parts,
     Real,
     Refused,
     Table,
     Text,
+    Understood,
     Written,
 )
 from berth.triton.wire import model_config_pb2 as pb
@@ -262,7 +263,7 @@ TABLE: Table = {
         "rate_limiter": Parts(),
         "gpus": Many(64, Written("the GPUs that the binder has chosen")),
         "secondary_devices": Refused("leave it out: only GPUs are placed"),
-        "profile": Many(64, Numeral(0, MAX_PROFILE)),
+        "profile": Many(64, Understood(Integer(0, MAX_PROFILE))),
         "passive": _EITHER,
         "host_policy": Text(64, r"[\w.-]*", "the name of a host policy"),
     },

@@ -14,32 +14,25 @@ from agent.admission.allow_list import (
     MAX_WARMUP_BYTES,
     MAX_WARMUP_RUNS,
 )
-from agent.admission.backends import ACCELERATORS, Backend
+from agent.admission.backends import Backend
 from agent.admission.errors import InvalidModel
-from agent.admission.files import PYTHON_STUB, ModelFiles, require_inside
-from agent.admission.settings import Settings
+from agent.admission.files import PYTHON_STUB, ModelFiles
 from berth.triton.wire import model_config_pb2 as pb
 
-_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY/"
-_PYTHON_PATHS = ("EXECUTION_ENV_PATH",)
 
-
-def settle_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, *, where: str) -> None:
-    """Of a config whose instance groups have their counts; what settings say is written as it was understood.
-    Raises InvalidModel."""
+def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, *, where: str) -> None:
+    """Of a config whose instance groups have their counts. Raises InvalidModel."""
     versions = served_versions(config, files, where=where)
-    copies = len(versions) * sum(group.count for group in config.instance_group)
-    if copies > MAX_INSTANCES:
+    instances = len(versions) * sum(group.count for group in config.instance_group)
+    if instances > MAX_INSTANCES:
         raise InvalidModel(
-            f"{where}instance_group: {copies} instances of {len(versions)} versions; at most {MAX_INSTANCES}"
+            f"{where}instance_group: {instances} instances of {len(versions)} versions; at most {MAX_INSTANCES}"
         )
     _check_tensors(config, where)
-    _check_batching(config, copies, where)
-    _check_warmup(config, files, copies, where)
-    _check_states(config, files, copies, where)
+    _check_batching(config, instances, where)
+    _check_warmup(config, files, instances, where)
+    _check_states(config, files, instances, where)
     _check_metrics(config, where)
-    _settle_parameters(config, backend, files, where)
-    _settle_accelerators(config, where)
     _check_files(config, backend, files, versions, where)
     _check_stub(config, files)
 
@@ -85,7 +78,7 @@ def _check_each(tensors: Iterable[pb.ModelInput | pb.ModelOutput], where: str) -
         _require_product(tensor.reshape.shape, f"{place}.reshape.shape")
 
 
-def _check_batching(config: pb.ModelConfig, copies: int, where: str) -> None:
+def _check_batching(config: pb.ModelConfig, instances: int, where: str) -> None:
     dynamic, sequences = config.dynamic_batching, config.sequence_batching
     for place, sizes in (
         ("dynamic_batching", dynamic.preferred_batch_size),
@@ -104,14 +97,14 @@ def _check_batching(config: pb.ModelConfig, copies: int, where: str) -> None:
         )
     if config.HasField("sequence_batching"):
         slots = sequences.oldest.max_candidate_sequences or config.max_batch_size
-        if slots * copies > MAX_SEQUENCE_SLOTS:
+        if slots * instances > MAX_SEQUENCE_SLOTS:
             raise InvalidModel(
-                f"{where}sequence_batching: {slots * copies} sequences at once; at most {MAX_SEQUENCE_SLOTS} "
+                f"{where}sequence_batching: {slots * instances} sequences at once; at most {MAX_SEQUENCE_SLOTS} "
                 "are taken: lower max_batch_size, or set oldest.max_candidate_sequences"
             )
 
 
-def _check_warmup(config: pb.ModelConfig, files: ModelFiles, copies: int, where: str) -> None:
+def _check_warmup(config: pb.ModelConfig, files: ModelFiles, instances: int, where: str) -> None:
     """Triton makes every sample for each instance before it serves, and keeps a file's bytes once for each
     of the batch."""
     total = runs = 0
@@ -128,14 +121,14 @@ def _check_warmup(config: pb.ModelConfig, files: ModelFiles, copies: int, where:
             if one.input_data_file:
                 path = f"warmup/{one.input_data_file}"
                 size = max(size, _require_file(files, path, f"{shown}.input_data_file"))
-            total += size * max(sample.batch_size, 1) * copies
+            total += size * max(sample.batch_size, 1) * instances
     if total > MAX_WARMUP_BYTES:
         raise InvalidModel(f"{where}model_warmup: {total} bytes; at most {MAX_WARMUP_BYTES} are taken")
     if runs > MAX_WARMUP_RUNS:
         raise InvalidModel(f"{where}model_warmup: {runs} runs; at most {MAX_WARMUP_RUNS} are taken")
 
 
-def _check_states(config: pb.ModelConfig, files: ModelFiles, copies: int, where: str) -> None:
+def _check_states(config: pb.ModelConfig, files: ModelFiles, instances: int, where: str) -> None:
     states, total = config.sequence_batching.state, 0
     _require_different([state.input_name for state in states], f"{where}sequence_batching.state")
     for at, state in enumerate(states):
@@ -147,7 +140,7 @@ def _check_states(config: pb.ModelConfig, files: ModelFiles, copies: int, where:
             if one.data_file:
                 path = f"initial_state/{one.data_file}"
                 size = max(size, _require_file(files, path, f"{shown}.data_file"))
-            total += size * copies
+            total += size * instances
     if total > MAX_STATE_BYTES:
         raise InvalidModel(
             f"{where}sequence_batching.state: {total} bytes at first; at most {MAX_STATE_BYTES} are taken"
@@ -160,44 +153,6 @@ def _check_metrics(config: pb.ModelConfig, where: str) -> None:
         buckets = list(control.histogram_options.buckets)
         if buckets != sorted(set(buckets)):
             raise InvalidModel(f"{where}model_metrics.metric_control[{at}]: buckets must ascend")
-
-
-def _settle_parameters(config: pb.ModelConfig, backend: Backend, files: ModelFiles, where: str) -> None:
-    for name in sorted(config.parameters):
-        one, place = config.parameters[name], f"{where}parameters[{name[:80]!r}]"
-        if name in backend.parameters or not backend.is_program:
-            one.string_value = _understood(name, one.string_value, backend.parameters, place)
-        elif name in _PYTHON_PATHS:
-            value = one.string_value
-            if not value.startswith(_MODEL_DIRECTORY):
-                raise InvalidModel(f"{place}: {value[:80]!r}; {_MODEL_DIRECTORY}FILE is taken")
-            path = value.removeprefix(_MODEL_DIRECTORY)
-            require_inside(path, where=place)
-            if not files.has(path):
-                raise InvalidModel(f"{place}: there is no {path[:200]}")
-
-
-def _settle_accelerators(config: pb.ModelConfig, where: str) -> None:
-    both = config.optimization.execution_accelerators
-    place = f"{where}optimization.execution_accelerators"
-    for one in (*both.gpu_execution_accelerator, *both.cpu_execution_accelerator):
-        if one.name not in ACCELERATORS:
-            raise InvalidModel(f"{place}: {one.name[:80]!r} is none of {', '.join(sorted(ACCELERATORS))}")
-        for name in sorted(one.parameters):
-            shown = f"{place}.{one.name}[{name!r}]"
-            one.parameters[name] = _understood(name, one.parameters[name], ACCELERATORS[one.name], shown)
-
-
-def _understood(name: str, value: str, settings: Settings, place: str) -> str:
-    """What is written for a setting. Raises InvalidModel."""
-    setting = settings.get(name)
-    if setting is None:
-        known = ", ".join(sorted(settings)) or "none"
-        raise InvalidModel(f"{place}: not taken; leave it out. What is taken: {known}")
-    written = setting.written(value)
-    if written is None:
-        raise InvalidModel(f"{place}: {value[:80]!r}; {setting.like} is taken")
-    return written
 
 
 def _check_files(

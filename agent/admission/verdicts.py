@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from agent.admission.errors import InvalidModel
 from agent.admission.files import require_inside
-from agent.admission.settings import Integer
+from agent.admission.settings import Setting, Settings
 
 
 class Verdict(Protocol):
@@ -91,17 +91,15 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Numeral:
-    """A whole number that stands as text: what was understood is written."""
+class Understood:
+    """Text that is something else to its reader: what was understood is written."""
 
-    lowest: int
-    highest: int
+    setting: Setting
 
     def take(self, value: str, where: str) -> str:
-        setting = Integer(self.lowest, self.highest)
-        written = setting.written(value)
+        written = self.setting.written(value)
         if written is None:
-            raise InvalidModel(f"{where}: {value[:80]!r}; {setting.like} is taken")
+            raise InvalidModel(f"{where}: {value[:80]!r}; {self.setting.like} is taken")
         return written
 
 
@@ -183,6 +181,15 @@ def written_anew(message: Message, table: Table, *, where: str) -> Message:
         else:
             _set(fresh, field, _one(value, rule, table, place))
     return fresh
+
+
+def understood(name: str, value: str, settings: Settings, where: str) -> str:
+    """What is written for a parameter of this name. Raises InvalidModel."""
+    setting = settings.get(name)
+    if setting is None:
+        known = ", ".join(sorted(settings)) or "none"
+        raise InvalidModel(f"{where}: not taken; leave it out. What is taken: {known}")
+    return Understood(setting).take(value, where)
 
 
 def _take_map(

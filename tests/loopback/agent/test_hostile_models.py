@@ -245,7 +245,7 @@ async def test_what_is_fine_is_loaded_as_it_says(neighbours: Neighbours) -> None
     address = f"{neighbours.served.address}:{triton.GRPC_PORT}"
     async with InferenceServerClient(address) as client:
         headers = neighbours.served.keys.inference_grpc_metadata
-        told = (await client.get_model_config(on_server("fine"), headers=headers)).config
+        told = (await client.get_model_config(on_server("fine"), headers=headers, client_timeout=30)).config
     assert [(group.count, group.kind) for group in told.instance_group] == [(1, 2), (2, 2)]
     assert told.dynamic_batching.priority_queue_policy[2].max_queue_size == 3
     assert told.parameters["free"].string_value == "/any/where"

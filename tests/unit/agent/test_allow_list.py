@@ -17,12 +17,12 @@ from agent.admission.verdicts import (
     Many,
     Named,
     Number,
-    Numeral,
     OneOf,
     Parts,
     Real,
     Refused,
     Text,
+    Understood,
     Written,
     written_anew,
 )
@@ -51,7 +51,7 @@ INTEGERS = {
 # Which verdicts say anything of a type of field.
 FITTING: dict[int, tuple[type, ...]] = {
     **dict.fromkeys(INTEGERS, (Number, Refused, Written)),
-    FieldDescriptor.CPPTYPE_STRING: (Text, Numeral, Inside, Refused, Written),
+    FieldDescriptor.CPPTYPE_STRING: (Text, Understood, Inside, Refused, Written),
     FieldDescriptor.CPPTYPE_BOOL: (Keep,),
     FieldDescriptor.CPPTYPE_ENUM: (OneOf, Refused),
     FieldDescriptor.CPPTYPE_FLOAT: (Real,),

@@ -68,26 +68,3 @@ def test_labels_have_a_bound_for_all_outputs_together() -> None:
 def test_a_stub_of_its_own_would_not_start(path: str) -> None:
     with pytest.raises(InvalidModel, match="triton_python_backend_stub: leave it out"):
         judged(PYTHON_CONFIG, {**PYTHON, path: 1})
-
-
-ENV = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "%s" } }'
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("$$TRITON_MODEL_DIRECTORY/env.tar.gz", None),
-        ("$$TRITON_MODEL_DIRECTORY/other.tar.gz", "there is no other.tar.gz"),
-        ("$$TRITON_MODEL_DIRECTORY/../env.tar.gz", "does not stay inside"),
-        ("$$TRITON_MODEL_DIRECTORY", "TRITON_MODEL_DIRECTORY/FILE is taken"),
-        ("/env.tar.gz", "TRITON_MODEL_DIRECTORY/FILE is taken"),
-        ("env.tar.gz", "TRITON_MODEL_DIRECTORY/FILE is taken"),
-    ],
-)
-def test_an_interpreter_comes_with_the_model(path: str, message: str | None) -> None:
-    files = {**PYTHON, "env.tar.gz": 1}
-    if message is None:
-        assert judged(PYTHON_CONFIG + ENV % path, files)
-    else:
-        with pytest.raises(InvalidModel, match=message):
-            judged(PYTHON_CONFIG + ENV % path, files)
