@@ -20,11 +20,11 @@ from berth.contract.scaling import HoldState, ModelKey, PodEndpoint
 from proxy.activator import passing
 from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
 from proxy.upstream.queries import Silent
+from tests.fakes.certificates import Authority
 from tests.fakes.eventually import until
 from tests.fakes.pods import FakePod
 from tests.loopback.activator.clients import asking, channel, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import OWN, Place, free_port
-from tests.loopback.proxy.test_process import Authority
 from tests.loopback.proxy.test_resets import Ends, break_off
 
 

@@ -1,7 +1,6 @@
 """`berth gateway` as processes: one or several, with one limit and one report, until SIGTERM."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -19,48 +18,13 @@ from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
 from tests.fakes.eventually import until
 from tests.fakes.sidecars import Refused, connect, reports
+from tests.fakes.triton_rest import fake_triton
 
 BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"UINT8","data":[1]}]}'
 REQUEST = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
     len(BODY),
     BODY,
 )
-
-
-class Triton:
-    """A REST port that is ready and answers requests when it is let; it counts those that are in it."""
-
-    def __init__(self) -> None:
-        self.inside = self.most = 0
-        self.may_answer = asyncio.Event()
-        self.port = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                length = re.search(rb"(?i)content-length: *(\d+)", head)
-                await reader.readexactly(int(length[1]) if length else 0)
-                if head.startswith(b"POST"):
-                    self.inside += 1
-                    self.most = max(self.most, self.inside)
-                    await self.may_answer.wait()
-                    self.inside -= 1
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def triton() -> AsyncIterator[Triton]:
-    one = Triton()
-    server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
-    one.port = server.sockets[0].getsockname()[1]
-    try:
-        yield one
-    finally:
-        server.close()
 
 
 class Running:
@@ -105,7 +69,8 @@ async def gateway(directory: Path, triton_port: int, *flags: str) -> AsyncIterat
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> None:
     own = copy_of("a", limits=ReplicaLimits(container_concurrency=8, queue_depth=100))
-    async with triton() as there, gateway(tmp_path, there.port, f"--workers={workers}") as one:
+    async with fake_triton() as there, gateway(tmp_path, there.port, f"--workers={workers}") as one:
+        there.may_answer.clear()
         async with agent_at(one.control) as agent:
             agent.tell([own, copy_of("b")])
 
@@ -169,10 +134,11 @@ async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path
     own, other = copy_of("a", limits=ReplicaLimits(queue_depth=1000)), copy_of("b")
     flags = (f"--workers={workers}", "--triton-rest-requests=64")
     async with (
-        triton() as there,
+        fake_triton() as there,
         gateway(tmp_path, there.port, *flags) as one,
         agent_at(one.control) as agent,
     ):
+        there.may_answer.clear()
         agent.tell([own, other])
 
         async def are_ready() -> bool:
@@ -192,7 +158,7 @@ async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path
         await until(all_are_there, 60)
 
         async def are_inside(count: int) -> bool:
-            return there.inside == count
+            return there.running == count
 
         # Of three quarters of each worker's part one model has a half, and one.
         await until(lambda: are_inside(24 + workers))
@@ -206,20 +172,3 @@ async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path
                 assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
             writer.close()
         assert there.most <= 64
-
-
-async def test_a_worker_that_dies_takes_the_gateway_along(tmp_path: Path) -> None:
-    async with triton() as there, gateway(tmp_path, there.port, "--workers=2") as one:
-        children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()
-        assert len(children) == 2
-        os.kill(int(children[0]), signal.SIGKILL)
-        async with asyncio.timeout(10):
-            assert await one.process.wait() == 1
-
-
-async def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for workers in (1, 2):
-            async with gateway(tmp_path, 1, f"--listen=127.0.0.1:{port}", f"--workers={workers}") as one:
-                assert await one.process.wait() == 3

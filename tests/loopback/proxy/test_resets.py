@@ -17,8 +17,8 @@ from proxy.wire.preamble import PREAMBLE_BYTES
 from tests.fakes.agent_control import copy_of
 from tests.fakes.eventually import until
 from tests.fakes.gateway import gateway
+from tests.fakes.triton_rest import BODY, fake_triton
 from tests.fakes.uv import on_uvloop
-from tests.loopback.proxy.test_process import BODY, Upstream
 from tests.loopback.proxy.test_sidecar_and_gateway import gateway_of
 from tests.loopback.proxy.test_sidecar_port import Sidecar, door
 
@@ -178,18 +178,15 @@ async def test_a_client_that_does_not_take_what_was_broken_off_is_ended(
 
 async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
     """Through a door and the real gateway: the place in the queue is free at once, and Triton hears of none of them."""
-    upstream = Upstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
     copy = copy_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
-    async with server, gateway_of(tmp_path, triton) as (real, control):
+    async with fake_triton() as upstream, gateway_of(tmp_path, upstream.endpoint) as (real, control):
         control.tell([copy])
         target: Any = type("Target", (), {"endpoint": Endpoint("127.0.0.1", real.port)})
         async with door(target) as one:
             access = one.way.access
             assert access is not None
             one.way.access = type(access)(access.endpoint, copy.ticket)
-            upstream.gate.clear()
+            upstream.may_answer.clear()
 
             def waiting() -> int:
                 return sum(one.figures.waiting for one in real.control_plane.stats().values())
@@ -207,7 +204,7 @@ async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
             for _, writer in waiters:
                 break_off(writer)
             await until(lambda: waiting() == 0)
-            upstream.gate.set()
+            upstream.may_answer.set()
             assert (await asyncio.wait_for(first[0].readline(), 30)).startswith(b"HTTP/1.1 200 ")
             with contextlib.suppress(ConnectionError):
                 first[1].close()

@@ -22,9 +22,9 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
 from localcluster.addresses import free_ports
 from proxy.wire.preamble import Kind
+from tests.fakes.certificates import Authority
 from tests.fakes.eventually import until
 from tests.fakes.gateway import TICKET, FakeGateway, gateway
-from tests.loopback.proxy.test_process import Authority
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 

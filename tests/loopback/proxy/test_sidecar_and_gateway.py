@@ -17,7 +17,7 @@ from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.eventually import until
-from tests.loopback.proxy.test_process import BODY, Upstream
+from tests.fakes.triton_rest import BODY, fake_triton
 from tests.loopback.proxy.test_sidecar import agent, running, says
 
 COPY = copy_of("uid-1", "m")
@@ -41,12 +41,10 @@ async def gateway_of(
 
 
 async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Path) -> None:
-    upstream = Upstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
     async with (
+        fake_triton() as upstream,
         agent() as (told, agent_port),
-        gateway_of(tmp_path, triton) as (gateway, _),
+        gateway_of(tmp_path, upstream.endpoint) as (gateway, _),
         running(tmp_path, agent_port, "--drain-delay", "1") as door,
         aiohttp.ClientSession() as session,
     ):
@@ -66,7 +64,7 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
         await until(door.is_ready)
         assert await infer() == 200
         await until(lambda: counted(door.get("/metrics")))
-        upstream.gate.clear()
+        upstream.may_answer.clear()
         asked = asyncio.create_task(infer())
         await until(lambda: upstream.running)
         door.process.send_signal(signal.SIGTERM)
@@ -80,12 +78,11 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
         await asyncio.sleep(1.2)
         assert not asked.done()
         assert not any(type(one).__name__ == "UnloadRequest" for one in told.asked)
-        upstream.gate.set()
+        upstream.may_answer.set()
         assert await asked == 200
         assert await asyncio.wait_for(door.process.wait(), 10) == 0
         assert type(told.asked[-1]).__name__ == "UnloadRequest"
         assert "out of time" not in door.log.read_text()
-    server.close()
 
 
 async def counted(metrics: "asyncio.Future[tuple[int, bytes]]") -> bool:
@@ -93,11 +90,12 @@ async def counted(metrics: "asyncio.Future[tuple[int, bytes]]") -> bool:
 
 
 async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
-    upstream = Upstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    async with agent() as (told, agent_port), running(tmp_path, agent_port) as door:
-        async with gateway_of(tmp_path, triton) as (gateway, _):
+    async with (
+        fake_triton() as upstream,
+        agent() as (told, agent_port),
+        running(tmp_path, agent_port) as door,
+    ):
+        async with gateway_of(tmp_path, upstream.endpoint) as (gateway, _):
             port = gateway.port
             told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{port}", COPY.ticket
             told.tell(None)
@@ -108,19 +106,19 @@ async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await channel.unary_unary(READY)(b"", timeout=10)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        async with gateway_of(tmp_path, triton, port):
+        async with gateway_of(tmp_path, upstream.endpoint, port):
             await until(door.is_ready, seconds=3)
             assert await channel.unary_unary(READY)(b"", timeout=10, wait_for_ready=True) == b"\x08\x01"
         await channel.close()
-    server.close()
 
 
 async def test_a_door_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) -> None:
     """The kubelet ends a container and starts it anew; the pod, and with it the ticket, goes on."""
-    upstream = Upstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    async with agent() as (told, agent_port), gateway_of(tmp_path, triton) as (gateway, _):
+    async with (
+        fake_triton() as upstream,
+        agent() as (told, agent_port),
+        gateway_of(tmp_path, upstream.endpoint) as (gateway, _),
+    ):
         told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{gateway.port}", COPY.ticket
         for _ in range(2):
             async with running(tmp_path, agent_port) as door:
@@ -135,4 +133,3 @@ async def test_a_door_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) 
                 await channel.close()
                 door.process.send_signal(signal.SIGTERM)
                 assert await asyncio.wait_for(door.process.wait(), 10) == 0
-    server.close()

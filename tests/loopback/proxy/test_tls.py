@@ -12,7 +12,7 @@ from berth.contract.endpoint import Endpoint
 from berth.runtime.errors import ConfigError
 from proxy.downstream.listener import Listener
 from proxy.downstream.tls import Certificates
-from tests.loopback.proxy.test_process import Authority
+from tests.fakes.certificates import Authority
 
 
 class Greeter(asyncio.Protocol):

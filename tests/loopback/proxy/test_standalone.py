@@ -10,47 +10,20 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
 import grpc
 import grpc.aio
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from localcluster.addresses import free_ports
 from localcluster.processes import reaping
+from tests.fakes.certificates import Authority
 from tests.fakes.eventually import until
+from tests.fakes.triton_rest import BODY, FakeTriton, fake_triton
 
-BODY = {"inputs": [{"name": "I", "shape": [1], "datatype": "INT32", "data": [1]}]}
 LIVE = "/inference.GRPCInferenceService/ServerLive"
-
-
-class Upstream:
-    """A Triton that has the model, and answers inference when it is let to."""
-
-    def __init__(self) -> None:
-        self.running = self.most = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.answer = b"{}"
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or b"0")
-                await reader.readexactly(size)
-                if b"/infer " in head:
-                    self.running += 1
-                    self.most = max(self.most, self.running)
-                    await self.gate.wait()
-                    self.running -= 1
-                size = len(self.answer)
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (size, self.answer))
 
 
 class Proxy:
@@ -71,10 +44,13 @@ class Proxy:
 
 
 @asynccontextmanager
-async def running(directory: Path, *flags: str) -> AsyncIterator[tuple[Proxy, Upstream]]:
-    upstream = Upstream()
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
-    triton = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def running(directory: Path, *flags: str) -> AsyncIterator[tuple[Proxy, FakeTriton]]:
+    async with fake_triton() as upstream, proxy_of(directory, str(upstream.endpoint), *flags) as proxy:
+        yield proxy, upstream
+
+
+@asynccontextmanager
+async def proxy_of(directory: Path, triton: str, *flags: str) -> AsyncIterator[Proxy]:
     ports, log = free_ports("127.0.0.1", 3), directory / "log"
     names = ("--http-listen", "--grpc-listen", "--admin-listen")
     listen = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
@@ -88,13 +64,11 @@ async def running(directory: Path, *flags: str) -> AsyncIterator[tuple[Proxy, Up
     proxy = Proxy(process, ports, log)
     try:
         await until(lambda: is_ready(proxy))
-        yield proxy, upstream
+        yield proxy
     finally:
-        upstream.gate.set()
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        server.close()
 
 
 async def is_ready(proxy: Proxy) -> bool:
@@ -109,7 +83,7 @@ async def is_ready(proxy: Proxy) -> bool:
 async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path: Path, workers: int) -> None:
     flags = ("--container-concurrency", "2", "--queue-depth", "3", "--workers", str(workers))
     async with running(tmp_path, *flags) as (proxy, upstream):
-        upstream.gate.clear()
+        upstream.may_answer.clear()
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as session:
             asked = [asyncio.create_task(proxy.infer(session)) for _ in range(12)]
@@ -129,7 +103,7 @@ async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path:
 
             assert stat["requestCount"] == 0  # those twelve have come long ago
             refused = 7 + await until(refused_are_told)
-            upstream.gate.set()
+            upstream.may_answer.set()
             assert [await task for task in waiting] == [200] * 5
         assert upstream.most == 2
 
@@ -147,7 +121,7 @@ async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path, workers: int) -> None:
     async with running(tmp_path, "--workers", str(workers)) as (proxy, upstream):
-        upstream.gate.clear()
+        upstream.may_answer.clear()
         async with aiohttp.ClientSession() as session:
             asked = asyncio.create_task(proxy.infer(session))
 
@@ -160,7 +134,7 @@ async def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path, workers: in
             assert not asked.done()
             with pytest.raises(aiohttp.ClientError):
                 await proxy.get(proxy.http, "/v2/health/live")
-            upstream.gate.set()
+            upstream.may_answer.set()
             assert await asked == 200
         assert await asyncio.wait_for(proxy.process.wait(), 10) == 0
 
@@ -193,7 +167,7 @@ async def test_an_answer_on_its_way_to_a_slow_client_is_delivered_before_the_end
 
 async def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
     async with running(tmp_path) as (proxy, upstream):
-        upstream.gate.clear()
+        upstream.may_answer.clear()
         async with aiohttp.ClientSession() as session:
             asked = asyncio.create_task(proxy.infer(session))
 
@@ -225,43 +199,6 @@ async def test_a_worker_that_dies_takes_the_proxy_along(tmp_path: Path) -> None:
             return not any(Path(f"/proc/{child}").exists() for child in children[1:])
 
         await until(gone)
-
-
-class Authority:
-    """Certificates for 127.0.0.1 and for clients, of one authority."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.key = directory, ec.generate_private_key(ec.SECP256R1())
-        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        self.certificate = self._signed(self.name, self.key, is_ca=True)
-        self.file = directory / "ca.pem"
-        self.file.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._signed(subject, key, is_ca=False)
-        cert_file, key_file = self.directory / f"{name}.pem", self.directory / f"{name}.key"
-        cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        form = serialization.PrivateFormat.PKCS8
-        key_file.write_bytes(
-            key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        )
-        return cert_file, key_file
-
-    def _signed(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool
-    ) -> x509.Certificate:
-        import ipaddress
-
-        now = datetime.now(UTC)
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name)
-        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
-        builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        return builder.sign(self.key, hashes.SHA256())
 
 
 async def test_tls_with_clients_certificates_and_a_renewal(tmp_path: Path) -> None:
