@@ -1,4 +1,4 @@
-"""`berth upgrade-node NODE`: replace the out-of-date pods of Berth on one node, its models out of harm's way."""
+"""`berth upgrade-node NODE`: replace the out-of-date pods of Berth on one node, after its models have moved."""
 
 import asyncio
 import json
@@ -17,7 +17,18 @@ from berth.kube.errors import Conflict, KubeError, NotFound, may_pass
 from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
-from binder.cli.upgrade import AGENT, SERVER, Action, Cordon, Evict, Look, Replace, Uncordon, Upgrade, pods_of
+from binder.cli.upgrade_plan import (
+    AGENT,
+    SERVER,
+    Action,
+    Cordon,
+    Evict,
+    Observed,
+    Replace,
+    Uncordon,
+    Upgrade,
+    pods_of,
+)
 from binder.loop.pod_writes import evict
 
 SUMMARY = """Replace the pods of berth-server and berth-agent on one node that are not of their DaemonSets' last
@@ -56,7 +67,7 @@ async def main(options: UpgradeOptions, stop: asyncio.Event) -> None:
             await upgrade.run(stop)
         finally:
             if json_wanted and upgrade.begun:
-                print(json.dumps(upgrade.story.to_json(), indent=2))
+                print(json.dumps(upgrade.record.to_json(), indent=2))
 
 
 def _to_stdout(line: str) -> None:
@@ -68,8 +79,8 @@ def _to_stderr(line: str) -> None:
 
 
 @dataclass(slots=True)
-class Story:
-    """What has been done so far, for the one who has to go on."""
+class Record:
+    """What has been done so far, for whoever goes on."""
 
     node: str
     mark: str  # the annotation of a node that an upgrade has cordoned
@@ -109,7 +120,7 @@ class Story:
 
 
 class NodeUpgrade:
-    """Looks, does what comes next, and pauses, until it is done or its time is over."""
+    """Observes, does what comes next, and pauses, until it is done or its time is over."""
 
     def __init__(
         self,
@@ -121,9 +132,9 @@ class NodeUpgrade:
     ) -> None:
         self._client, self._options, self._say, self._pause = client, options, say, pause_seconds
         self._keys = options.key_prefix
-        self._said: tuple[str, ...] = ()
+        self._reported: tuple[str, ...] = ()
         self.begun = False
-        self.story = Story(options.node, self._keys.cordoned_by)
+        self.record = Record(options.node, self._keys.cordoned_by)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Raises Failed with what is left, CannotStart where nothing has been begun."""
@@ -139,12 +150,12 @@ class NodeUpgrade:
                 if now() > deadline:
                     raise Failed(f"not done within {self._options.timeout:g} s.")
         except Failed as error:
-            waited = f" It waited for {'; '.join(self.story.waiting)}." if self.story.waiting else ""
-            raise Failed(f"{self._options.node}: {error}{waited}{self.story.left()}") from error
+            waited = f" It waited for {'; '.join(self.record.waiting)}." if self.record.waiting else ""
+            raise Failed(f"{self._options.node}: {error}{waited}{self.record.left()}") from error
 
     async def _begin(self) -> Upgrade:
         try:
-            first = await self._look()
+            first = await self._observe()
         except NotFound as error:
             raise Failed(f"{error.message}; nothing was done") from error
         except KubeError as error:
@@ -157,8 +168,8 @@ class NodeUpgrade:
         upgrade = Upgrade(self._keys, first, agent_only=self._options.agent_only)
         self.begun = True
         if upgrade.moves_models:
-            self.story.stayed = [str(ref) for ref in upgrade.stays(first)]
-            for name in self.story.stayed:
+            self.record.stayed = [str(ref) for ref in upgrade.stays(first)]
+            for name in self.record.stayed:
                 self._say(
                     f"{name} stays: no controller would make it elsewhere; its model is loaded again here"
                 )
@@ -167,9 +178,9 @@ class NodeUpgrade:
     async def _one_step(self, upgrade: Upgrade) -> bool:
         """Whether all is done."""
         try:
-            look = await self._look()
-            self.story.cordoned = upgrade.has_cordoned(look)
-            step = upgrade.step(look)
+            observed = await self._observe()
+            self.record.cordoned = upgrade.has_cordoned(observed)
+            step = upgrade.step(observed)
             refused = [line for action in step.actions for line in await self._do(action)]
         except KubeError as error:
             if not _may_pass(error):
@@ -179,35 +190,35 @@ class NodeUpgrade:
         self._wait_for((*step.waiting, *refused))
         if step.failed:
             raise Failed(f"{step.failed}.")
-        self.story.done = step.done
+        self.record.done = step.done
         if step.done:
             self._say(f"{self._options.node} is up to date")
         return step.done
 
     def _wait_for(self, what: tuple[str, ...]) -> None:
         """Say it once."""
-        self.story.waiting = what
-        if what and what != self._said:
+        self.record.waiting = what
+        if what and what != self._reported:
             self._say(f"waiting for {'; '.join(what)}")
-        self._said = what
+        self._reported = what
 
     async def _do(self, action: Action) -> list[str]:
         """One write. Returns why it was refused for now, if it was."""
         match action:
             case Cordon():
                 await self._set_cordon("upgrade-node")
-                self.story.cordoned = True
+                self.record.cordoned = True
                 self._say(f"cordoned {self._options.node}")
             case Uncordon():
                 await self._set_cordon(None)
-                self.story.cordoned = False
+                self.record.cordoned = False
                 self._say(f"uncordoned {self._options.node}")
             case Evict(ref):
                 return await self._evict(ref)
             case Replace(ref):
                 with suppress(NotFound, Conflict):  # it is gone already
                     await self._client.delete(paths.pod(ref.namespace, ref.name), uid=ref.uid)
-                self.story.replaced.append(str(ref))
+                self.record.replaced.append(str(ref))
                 self._say(f"deleted {ref}, whose DaemonSet makes another")
         return []
 
@@ -219,7 +230,7 @@ class NodeUpgrade:
                 raise
             # 429: its budget does not allow it now. 500: two budgets count it, which somebody must change.
             return [f"leave to evict {ref} ({error})"]
-        self.story.evicted.append(str(ref))
+        self.record.evicted.append(str(ref))
         self._say(f"evicted {ref}")
         return []
 
@@ -230,12 +241,12 @@ class NodeUpgrade:
         }
         await self._client.patch(paths.node(self._options.node), body)
 
-    async def _look(self) -> Look:
+    async def _observe(self) -> Observed:
         """Raises KubeError."""
         name, namespace = self._options.node, self._options.system_namespace
         wanted = (AGENT,) if self._options.agent_only else (SERVER, AGENT)
         node = await self._client.get(paths.node(name))
-        return Look(
+        return Observed(
             namespace=namespace,
             node=node,
             revisions={one: await self._revision(namespace, one) for one in wanted},

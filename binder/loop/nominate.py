@@ -238,7 +238,6 @@ class Nominator:
 
     def give_up(self, uid: PodUid) -> None:
         """The pod is gone or has a place."""
-        self.forget_nominated(uid)
         self._forget(uid)
         self._cluster.state.withdraw(uid)
 

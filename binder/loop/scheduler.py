@@ -393,6 +393,7 @@ class Scheduler:
     def _no_longer_waits(self, uid: PodUid) -> None:
         self.queue.remove(uid)
         self._invalid.remove(uid)
+        self.nominator.forget_nominated(uid)
         self.nominator.give_up(uid)
 
     def about_to_be_placed(self) -> list[Demand]:

@@ -200,7 +200,7 @@ async def test_models_go_first_and_the_node_is_open_again_at_the_end(machine: Ma
     assert machine.done == ["cordon", "evict p1", "evict p2", *DELETES, "uncordon"]
     assert not machine.cordoned
     assert KEYS.cordoned_by not in machine.node["metadata"]["annotations"]
-    assert (made.story.done, made.story.evicted) == (True, ["team/p1", "team/p2"])
+    assert (made.record.done, made.record.evicted) == (True, ["team/p1", "team/p2"])
     assert said[0] == "cordoned n1"
     assert said[-1] == "n1 is up to date"
 
@@ -293,7 +293,7 @@ async def test_a_pod_that_nothing_makes_elsewhere_stays_and_is_waited_for(
     machine.pods["p1"]["status"]["conditions"][0]["status"] = "True"
     made, said = await upgrade(machine)
     assert machine.done == ["cordon", *DELETES, "uncordon"]
-    assert made.story.stayed == ["team/p1"]
+    assert made.record.stayed == ["team/p1"]
     assert said[0].startswith("team/p1 stays")
 
 

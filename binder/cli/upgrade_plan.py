@@ -1,7 +1,7 @@
-"""What comes next when a node's Berth pods are replaced. Pure: a look at the cluster in, the next step out.
+"""What comes next when a node's Berth pods are replaced. Pure: what is observed of the cluster in, the next step out.
 
-Nothing is remembered of what has been done, but which models served at the first look: whoever begins
-anew in the middle finds in the cluster how far it was.
+Only which models served at the beginning is remembered: how far an upgrade is that was stopped, the next run finds in the
+cluster.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ _FINAL = frozenset({Failure.INVALID_MODEL, Failure.QUARANTINED})
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observed:
     """A node as it is now. `namespace`: Berth's; `revisions`: by DaemonSet, the hash that its up-to-date pods carry, None while its
     controller has not seen the last change; `pods`: all that are bound to the node; `heartbeat`: the
     agent's Lease."""
@@ -36,17 +36,17 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Let no new pod come to the node, and note that it was us."""
+    """Let no new pod come to the node, and mark that an upgrade did so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uncordon:
-    """Let pods come again."""
+    """Let pods come to the node again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Ask a model's pod to go, within its PodDisruptionBudget."""
+    """Evict a model's pod, within its PodDisruptionBudget."""
 
     pod: PodRef
 
@@ -74,7 +74,7 @@ class Step:
 class Upgrade:
     """One node's. `agent_only`: the agent is replaced, Triton and its models are not touched."""
 
-    def __init__(self, keys: Keys, first: Look, *, agent_only: bool) -> None:
+    def __init__(self, keys: Keys, first: Observed, *, agent_only: bool) -> None:
         self._keys = keys
         self._names = (AGENT,) if agent_only else (SERVER, AGENT)
         # Where Triton need not be replaced, no model has to leave.
@@ -84,33 +84,35 @@ class Upgrade:
             or any(_is_old(first, pod, SERVER) for pod in pods_of(first, SERVER))
         )
         self._served = frozenset(pod_ref(pod).uid for pod in self._models(first) if is_ready(pod))
-        self._beat: object = None
+        self._renewed_at: object = None
 
-    def stays(self, look: Look) -> tuple[PodRef, ...]:
+    def stays(self, observed: Observed) -> tuple[PodRef, ...]:
         """The pods whose models the new Triton loads again: nothing would make them elsewhere."""
-        return tuple(pod_ref(pod) for pod in self._models(look) if not self.moves_models or not _moves(pod))
+        return tuple(
+            pod_ref(pod) for pod in self._models(observed) if not self.moves_models or not _moves(pod)
+        )
 
-    def has_cordoned(self, look: Look) -> bool:
+    def has_cordoned(self, observed: Observed) -> bool:
         """Whether the node is cordoned, and by an upgrade."""
-        return _cordoned(look) and self._keys.cordoned_by in _annotations(look.node)
+        return _cordoned(observed) and self._keys.cordoned_by in _annotations(observed.node)
 
-    def step(self, look: Look) -> Step:
-        unknown = [name for name in self._names if look.revisions[name] is None]
+    def step(self, observed: Observed) -> Step:
+        unknown = [name for name in self._names if observed.revisions[name] is None]
         if unknown:
             return Step(waiting=tuple(f"the controller to see the change of DaemonSet {n}" for n in unknown))
-        if old := self._old(look):
-            return self._replace(look, old)
-        waiting = tuple(f"a ready pod of {name}" for name in self._names if not _current(look, name))
+        if old := self._old(observed):
+            return self._replace(observed, old)
+        waiting = tuple(f"a ready pod of {name}" for name in self._names if not _current(observed, name))
         if waiting:
-            self._beat = None
+            self._renewed_at = None
             return Step(waiting=waiting)
-        return self._settle(look)
+        return self._settle(observed)
 
-    def _replace(self, look: Look, old: list[JsonObject]) -> Step:
+    def _replace(self, observed: Observed, old: list[JsonObject]) -> Step:
         if self.moves_models:
-            if not _cordoned(look):
+            if not _cordoned(observed):
                 return Step(actions=(Cordon(),))
-            if leaving := [pod for pod in self._models(look) if _moves(pod)]:
+            if leaving := [pod for pod in self._models(observed) if _moves(pod)]:
                 return Step(
                     actions=tuple(Evict(pod_ref(pod)) for pod in leaving if not is_deleting(pod)),
                     waiting=tuple(f"{pod_ref(pod)} to go" for pod in leaving),
@@ -120,33 +122,33 @@ class Upgrade:
             waiting=tuple(f"{pod_ref(pod)} to end" for pod in old),
         )
 
-    def _settle(self, look: Look) -> Step:
+    def _settle(self, observed: Observed) -> Step:
         """The new pods are ready: what of the models?"""
-        if not self._heard(look.heartbeat):
+        if not self._has_renewed(observed.heartbeat):
             return Step(waiting=("the agent's heartbeat",))
         try:
-            report = NodeReport.decode(_annotations(look.node).get(self._keys.report, ""))
+            report = NodeReport.decode(_annotations(observed.node).get(self._keys.report, ""))
         except UnreadableReport as error:
             return Step(waiting=(f"the agent's report ({error})",))
         if not report.triton.ready:
             return Step(waiting=("Triton",))
-        if lost := [line for pod in self._models(look) for line in self._lost(pod, report)]:
+        if lost := [line for pod in self._models(observed) for line in self._lost(pod, report)]:
             return Step(failed="; ".join(lost))
-        if waiting := [line for pod in self._models(look) for line in self._missing(pod, report)]:
+        if waiting := [line for pod in self._models(observed) for line in self._missing(pod, report)]:
             return Step(waiting=tuple(waiting))
-        if self.moves_models and self.has_cordoned(look):
+        if self.moves_models and self.has_cordoned(observed):
             return Step(actions=(Uncordon(),))
         return Step(done=True)
 
-    def _heard(self, lease: JsonObject | None) -> bool:
+    def _has_renewed(self, lease: JsonObject | None) -> bool:
         """Whether the agent has renewed its Lease since the new pods were ready, and its report is the
         current one. What counts is that it was written, not the time in it: clocks differ."""
         beat = ((lease or {}).get("spec") or {}).get("renewTime")
-        if beat is None or self._beat is None:
-            self._beat = beat
+        if beat is None or self._renewed_at is None:
+            self._renewed_at = beat
             return False
         behind = self._keys.report_behind in _annotations(lease or {"metadata": {}})
-        return beat != self._beat and not behind
+        return beat != self._renewed_at and not behind
 
     def _lost(self, pod: JsonObject, report: NodeReport) -> Iterator[str]:
         """A model that served before and will not by itself."""
@@ -165,22 +167,24 @@ class Upgrade:
             return  # it did not serve before, and it is not this upgrade that keeps it from it
         yield f"the model of {ref} ({state})"
 
-    def _old(self, look: Look) -> list[JsonObject]:
-        return [pod for name in self._names for pod in pods_of(look, name) if _is_old(look, pod, name)]
+    def _old(self, observed: Observed) -> list[JsonObject]:
+        return [
+            pod for name in self._names for pod in pods_of(observed, name) if _is_old(observed, pod, name)
+        ]
 
-    def _models(self, look: Look) -> Iterator[JsonObject]:
+    def _models(self, observed: Observed) -> Iterator[JsonObject]:
         """The pods that the binder has given a GPU here, and that have not ended."""
-        for pod in look.pods:
+        for pod in observed.pods:
             if self._keys.gpu in _annotations(pod) and not has_ended(pod):
                 yield pod
 
 
-def pods_of(look: Look, name: str) -> Iterator[JsonObject]:
+def pods_of(observed: Observed, name: str) -> Iterator[JsonObject]:
     """The pods of one of Berth's DaemonSets. Tenants may call theirs as they like."""
-    for pod in look.pods:
+    for pod in observed.pods:
         owner = _controller(pod)
         if (
-            pod["metadata"]["namespace"] == look.namespace
+            pod["metadata"]["namespace"] == observed.namespace
             and owner is not None
             and (owner["kind"], owner["name"]) == ("DaemonSet", name)
         ):
@@ -191,14 +195,15 @@ def is_ready(pod: JsonObject) -> bool:
     return is_true(pod, "Ready")
 
 
-def _is_old(look: Look, pod: JsonObject, name: str) -> bool:
-    return (pod["metadata"].get("labels") or {}).get(_HASH) != look.revisions[name]
+def _is_old(observed: Observed, pod: JsonObject, name: str) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(_HASH) != observed.revisions[name]
 
 
-def _current(look: Look, name: str) -> bool:
+def _current(observed: Observed, name: str) -> bool:
     """Whether an up-to-date pod of the DaemonSet is there and ready."""
     return any(
-        is_ready(pod) and not is_deleting(pod) and not _is_old(look, pod, name) for pod in pods_of(look, name)
+        is_ready(pod) and not is_deleting(pod) and not _is_old(observed, pod, name)
+        for pod in pods_of(observed, name)
     )
 
 
@@ -213,8 +218,8 @@ def _controller(pod: JsonObject) -> JsonObject | None:
     return next((owner for owner in owners if owner.get("controller")), None)
 
 
-def _cordoned(look: Look) -> bool:
-    return bool((look.node.get("spec") or {}).get("unschedulable"))
+def _cordoned(observed: Observed) -> bool:
+    return bool((observed.node.get("spec") or {}).get("unschedulable"))
 
 
 def _annotations(thing: JsonObject) -> Mapping[str, str]:
