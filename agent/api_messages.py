@@ -67,7 +67,7 @@ def progress_of(model: Model) -> pb.LoadProgress:
 
 
 def status_of(model: Model, gateway: pb.Gateway | None, *, trouble: str = "") -> pb.ModelStatus:
-    """`trouble`: what is wrong with its GPU. Triton may go on with it there; nobody is to ask it."""
+    """`trouble`: what is wrong with its GPU. Triton may go on serving it there; it must get no requests."""
     return pb.ModelStatus(
         model_name=model.name or "",
         state=STATES[ModelState.FAILED if trouble else model.state],

@@ -121,7 +121,7 @@ class ApiOptions:
     listen: Endpoint = opt.endpoint("the agent's API", default="0.0.0.0:8470")
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8471")
     auth: str = opt.option(
-        "who may call the API: holders of a pod's token, or anybody (for local use only)",
+        "who may call the API: holders of a pod's token, or any client (for local use only)",
         default="token",
         parse=opt.choice("token", "none"),
         metavar="token|none",

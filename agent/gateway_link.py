@@ -112,8 +112,8 @@ class GatewayLink:
             replicas = self._list(self._drained)
             lines: list[dict[str, object]] = []
             if replicas != said:
-                said, self._sent = replicas, {PodUid(copy.pod_uid): copy for copy in replicas}
-                lines.append({"replicas": [copy.to_json() for copy in replicas]})
+                said, self._sent = replicas, {PodUid(one.pod_uid): one for one in replicas}
+                lines.append({"replicas": [one.to_json() for one in replicas]})
             lines += self._drain_requests()
             if lines:
                 writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))

@@ -1,9 +1,9 @@
 """When a GPU is broken, from NVML's facts. Pure.
 
 XIDs are the driver's error reports. Most of them are an application's: a tenant's kernel that reads where
-it may not makes a 13 or a 31, and breaks no GPU for anybody else. Critical are those for which NVIDIA's Xid
+it may not makes a 13 or a 31, and breaks no GPU for others. Critical are those for which NVIDIA's Xid
 Catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) wants the GPU reset or the machine
-started anew at once (RESET_GPU, RESTART_BM, and the workflows of 48 and 74, which end in one), and 94: its
+restarted at once (RESET_GPU, RESTART_BM, and the workflows of 48 and 74, which end in one), and 94: its
 error is contained to one process, and Triton is the process of every model on the GPU. NVIDIA's own
 device plugin (k8s-device-plugin, internal/rm/health.go) ignores 13, 31, 43, 45, 68 and 109 and takes every
 other XID for critical; the catalogue knows more that an application can cause (8, 11, 32, ...) and more

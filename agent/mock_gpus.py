@@ -4,7 +4,7 @@
       - uuid: GPU-a            # required
         product: NVIDIA A10    # shown, no effect
         total: 24Gi            # required
-        foreign: 1Gi           # used by other processes
+        other_use: 1Gi         # used by other processes
         utilization: 0.3
         lost: true             # has fallen off the bus
         error: ECC             # broken, for any reason
@@ -34,7 +34,7 @@ from berth.contract.quantity import parse_bytes
 
 REQUESTED = "requested"
 _GPU_FIELDS = frozenset(
-    {"uuid", "product", "total", "foreign", "utilization", "lost", "error", "mig", "xid", "ecc", "remap"}
+    {"uuid", "product", "total", "other_use", "utilization", "lost", "error", "mig", "xid", "ecc", "remap"}
 )
 _REMAPS = ("pending", "failed")
 
@@ -156,7 +156,7 @@ def _gpu(value: Any, path: str) -> MockGpu:
         uuid=GpuUuid(str(data["uuid"])),
         product=str(data.get("product", "mock GPU")),
         total_bytes=_bytes(data["total"], f"{path}.total"),
-        other_use_bytes=_bytes(data.get("foreign", 0), f"{path}.foreign"),
+        other_use_bytes=_bytes(data.get("other_use", 0), f"{path}.other_use"),
         utilization=float(utilization),
         lost=_flag(data, "lost", path),
         error=str(data.get("error", "")),

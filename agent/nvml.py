@@ -2,11 +2,11 @@
 
 NVML blocks, and hangs when a driver does: every reading runs in one worker thread and is waited for
 with a bound. While a call hangs, no other is begun; the facts are unknown. Where NVML gives nothing at
-all it is opened anew for the next reading: a driver may come late, and may be loaded again.
+all it is opened again for the next reading: a driver may come late, and may be loaded again.
 
-The driver's error reports (XIDs) are told only to who waits for them: that is another thread (`_Xids`). What
+The driver's error reports (XIDs) are sent only to a thread that waits for them (`_Xids`). What
 they said is forgotten when the driver was loaded again, when a GPU that was lost answers again, and when its
-count of memory errors begins anew: each is a reset. So does an agent that is started anew, as a reset needs
+count of memory errors restarts: each is a reset. So does an agent that is restarted, as a reset needs
 it to be stopped; all else that makes a GPU unhealthy the GPU itself remembers.
 """
 

@@ -37,7 +37,7 @@ def require_unmoved(pod: ModelPod, model: Model) -> None:
     now = "it is gone" if pod.gpu is None else f"it says {pod.gpu.encode()}"
     raise NotPlaced(
         f"pod {pod.ref}: its GPU choice was {model.gpu.encode()} and holds, but now {now[:300]};"
-        " only the binder chooses: delete the pod, and its owner makes one that is placed anew"
+        " only the binder chooses: delete the pod, and its owner makes one that is placed again"
     )
 
 

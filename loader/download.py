@@ -116,7 +116,7 @@ class Download:
         return True
 
     def _require_plain(self, response: aiohttp.ClientResponse) -> None:
-        """The bytes are those of the file, and their end can be told. Raises Failed."""
+        """The bytes are those of the file, and their end can be recognised. Raises Failed."""
         plain = {"Content-Encoding": "identity", "Transfer-Encoding": "chunked"}
         for header, usual in plain.items():
             coding = ", ".join(response.headers.getall(header, ()))

@@ -1,5 +1,5 @@
 """The verdict on every field of Triton's ModelConfig. A test goes through the descriptor: a field that a
-newer Triton adds has none, and is refused until somebody has thought about it.
+newer Triton adds has none, and is refused until it gets one.
 
 Bounds are far above what models use, and below what costs Triton, which all tenants of a node share, its
 memory or its time: it allocates and loops by these numbers before it looks at them.

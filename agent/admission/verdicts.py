@@ -1,4 +1,4 @@
-"""The kinds of verdict on a field of ModelConfig, and the walk that writes a message anew by them.
+"""The kinds of verdict on a field of ModelConfig, and the walk that writes a message by them.
 
 A message is copied field by field into an empty one, so what has no verdict cannot get through, unknown
 fields included.

@@ -2,13 +2,13 @@
 
 A mark is made before a load and taken away after it. Marks that are open when Triton dies make suspects,
 which are loaded one at a time from then on. Only what was alone in its load when Triton died, with no
-unload beside it, is quarantined, and only if it was suspect before: a Triton that somebody stops in the
+unload beside it, is quarantined, and only if it was suspect before: a Triton that is stopped in the
 middle of a load has not been killed by it. Each death while nothing was being loaded, or with requests in
-Triton, of which the gateway tells, shows that it has other things to die of, and one more death is asked for.
-What was open when this agent started is suspect and never more: how Triton has ended, if it has, nobody has
-seen.
+Triton, by the gateway's report, shows that it has other causes of death, and one more death is needed.
+What was open when this agent started is suspect and never more: how Triton has ended, if it has, is
+unknown.
 
-Files are anybody's: two namespaces may bring the same. A death speaks against files for all of them only where
+Files have no one owner: two namespaces may have the same. A death speaks against files for all of them only where
 nothing else could have killed Triton: not where another model with code has been in it, which may have done it at
 a moment of its choice, nor where requests were. Otherwise it counts for the namespace that loaded them.
 """
@@ -71,7 +71,7 @@ class Mark(msgspec.Struct, frozen=True):
         return self.digest == digest and (self.namespace == namespace or not self.is_doubted)
 
 
-# Two pods of one node may bring the same files.
+# Two pods of one node may have the same files.
 Key = tuple[str, ServerName]
 
 
@@ -225,10 +225,10 @@ class CrashLedger:
     def all_quarantined(self, now: datetime) -> list[Quarantined]:
         return [one for one in self._quarantined.values() if _is_on(one, now)]
 
-    def lift(self, wish: str, now: datetime) -> list[Quarantined]:
-        """End what the wish names: a comma list of beginnings of digests, or `all`. What was ended. Raises
+    def lift(self, request: str, now: datetime) -> list[Quarantined]:
+        """End what the request names: a comma list of beginnings of digests, or `all`. What was ended. Raises
         InvalidValue, with nothing ended, where a beginning is too short to be meant."""
-        words = [word.strip() for word in wish.split(",") if word.strip()]
+        words = [word.strip() for word in request.split(",") if word.strip()]
         short = [word for word in words if word != LIFT_ALL and len(word) < LEAST_BEGINNING]
         if short:
             raise InvalidValue(

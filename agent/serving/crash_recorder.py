@@ -1,6 +1,6 @@
 """The evidence of Triton's crashes: keeps the ledger and its journal, and says what is quarantined.
 
-The ledger decides; this writes it to disk before a load begins, and tells crashes from restarts on purpose.
+The ledger decides; this writes it to disk before a load begins, and distinguishes crashes from requested restarts.
 """
 
 import asyncio

@@ -142,7 +142,7 @@ class UnloadCall:
         await self._triton.unload(slot.name, timeout_seconds=self._timeout)
 
     def resume(self, slot: Slot) -> None:
-        """Triton holds nothing of it any more: what is staged anew may be used."""
+        """Triton holds nothing of it any more: newly staged files may be used."""
         if slot.model is not None:
             self._gateway.resume(slot.model.ref.uid)
 

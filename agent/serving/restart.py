@@ -3,7 +3,7 @@
 Triton has no call that ends a load, an execution or a finalize that hangs. Its container's liveness probe
 looks at a file of the repository, which the agent writes: it ends a server that has started with another
 text in it. That takes no right on the API server, no way from Triton to the agent, and no clock, which a
-node may set back: a file that stayed newer than every start would end each server anew.
+node may set back: a file that stayed newer than every start would end each new server.
 """
 
 import asyncio

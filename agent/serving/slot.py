@@ -38,7 +38,7 @@ class Slot:
     is_leaving: bool = False
     # Set where no load of it is waited for.
     rested: asyncio.Event = field(default_factory=asyncio.Event)
-    # Of whoever waits until Triton does not hold it.
+    # Of the caller that waits until Triton does not hold it.
     out: "asyncio.Future[None] | None" = None
 
     @property
@@ -99,7 +99,7 @@ class Slot:
         return self.phase.awaits_sight
 
     def end_unload(self, error: Exception | None = None) -> None:
-        """Wake whoever waits for its unload; with `error`, it has failed."""
+        """Wake the caller that waits for its unload; with `error`, it has failed."""
         if self.out is None or self.out.done():
             return
         if error is None:

@@ -114,7 +114,7 @@ class Slots:
         self.gate.release(model.ref.uid)
 
     def note_index(self, index: Mapping[ServerName, IndexEntry], begun: int) -> None:
-        """Take from Triton's index what no slot tells: models that this agent has not loaded, and those without a
+        """Take from Triton's index what no slot has: models that this agent has not loaded, and those without a
         record, which cannot be counted with a namespace. `begun`: the stamp when the index was requested."""
         for model in self.models:
             name = model.server_name

@@ -274,7 +274,7 @@ class Node:
         self.reconciler, self.restarts = self.serving.reconciler, self.serving.restarts
 
     def room(self) -> list[GpuReport]:
-        """The GPUs, with nobody foreign on them and nothing kept free."""
+        """The GPUs, with no other use and nothing kept free."""
         if self.gpus.unknown:
             raise GpusUnknown(self.gpus.unknown)
         return [

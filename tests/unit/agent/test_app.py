@@ -282,7 +282,7 @@ async def test_a_node_says_what_it_is(world: World) -> None:
 async def test_facts_follow_gpus_and_triton(world: World) -> None:
     async with world.running():
         await world.until_ready()
-        world.scenario.write_text(SCENARIO.replace("16Gi", "16Gi, foreign: 2Gi"))
+        world.scenario.write_text(SCENARIO.replace("16Gi", "16Gi, other_use: 2Gi"))
         await until(lambda: world.said.gpus[0].other_use_bytes == 2 * GIB)
         world.scenario.write_text("gpus: [")
         await until(lambda: not world.said.gpus[0].healthy)

@@ -26,7 +26,7 @@ A = GpuUuid("GPU-a")
 
 SCENARIO = """
 gpus:
-  - {uuid: GPU-a, product: A10, total: 24Gi, foreign: 1Gi, utilization: 0.25}
+  - {uuid: GPU-a, product: A10, total: 24Gi, other_use: 1Gi, utilization: 0.25}
   - {uuid: GPU-b, total: 8Gi, error: ECC}
   - {uuid: GPU-c, total: 8Gi, lost: true}
   - {uuid: GPU-d, total: 8Gi, mig: true}
@@ -107,35 +107,37 @@ def reading(used: int | None) -> GpuReading:
     return GpuReading(A, 0, "A10", 24 * GIB, used, 0.0)
 
 
-def test_foreign_is_what_no_model_accounts_for() -> None:
-    foreign = OtherUse()
-    assert foreign.of(reading(10 * GIB), taken_bytes=4 * GIB, settled=True) == 6 * GIB
-    assert foreign.of(reading(None), taken_bytes=0, settled=True) is None
+def test_other_use_is_what_no_model_accounts_for() -> None:
+    other_use = OtherUse()
+    assert other_use.of(reading(10 * GIB), taken_bytes=4 * GIB, settled=True) == 6 * GIB
+    assert other_use.of(reading(None), taken_bytes=0, settled=True) is None
     assert OtherUse().of(reading(GIB), taken_bytes=2 * GIB, settled=True) == 0
 
 
-def test_foreign_stays_while_a_model_comes_or_goes() -> None:
-    foreign = OtherUse()
-    foreign.of(reading(GIB), taken_bytes=0, settled=True)
-    assert foreign.of(reading(9 * GIB), taken_bytes=0, settled=False) == GIB
-    assert foreign.of(reading(9 * GIB), taken_bytes=8 * GIB, settled=True) == GIB
+def test_other_use_stays_while_a_model_comes_or_goes() -> None:
+    other_use = OtherUse()
+    other_use.of(reading(GIB), taken_bytes=0, settled=True)
+    assert other_use.of(reading(9 * GIB), taken_bytes=0, settled=False) == GIB
+    assert other_use.of(reading(9 * GIB), taken_bytes=8 * GIB, settled=True) == GIB
 
 
-def test_foreign_goes_up_at_once_and_down_in_steps() -> None:
-    foreign = OtherUse()
-    foreign.of(reading(GIB), taken_bytes=0, settled=True)
-    assert foreign.of(reading(GIB + 1), taken_bytes=0, settled=True) == GIB + 1
-    assert foreign.of(reading(GIB + 1 - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB + 1
-    assert foreign.of(reading(GIB - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB - HYSTERESIS_BYTES
+def test_other_use_goes_up_at_once_and_down_in_steps() -> None:
+    other_use = OtherUse()
+    other_use.of(reading(GIB), taken_bytes=0, settled=True)
+    assert other_use.of(reading(GIB + 1), taken_bytes=0, settled=True) == GIB + 1
+    assert other_use.of(reading(GIB + 1 - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB + 1
+    assert (
+        other_use.of(reading(GIB - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB - HYSTERESIS_BYTES
+    )
 
 
-@pytest.mark.parametrize(("takes", "foreign"), [(5, 2), (4, 1), (3, 0)])
+@pytest.mark.parametrize(("takes", "other_use"), [(5, 2), (4, 1), (3, 0)])
 async def test_what_was_loaded_while_nobody_looked_is_not_foreign_as_well(
-    tmp_path: Path, takes: int, foreign: int
+    tmp_path: Path, takes: int, other_use: int
 ) -> None:
     """An agent that was started anew during a load cannot tell what that load has taken."""
     path, models, asked = tmp_path / "gpus.yaml", Models(), 4 * GIB
-    path.write_text(f"gpus: [{{uuid: GPU-a, total: 24Gi, foreign: 1Gi}}]\nmodels: {{m: {takes}Gi}}")
+    path.write_text(f"gpus: [{{uuid: GPU-a, total: 24Gi, other_use: 1Gi}}]\nmodels: {{m: {takes}Gi}}")
     ref = PodRef("team", "p1", PodUid("p1"))
     models.set_resident(
         models.adopt(Record(ref, None, ModelName("m"), GpuChoice(A, 0, asked), "digest")), True
@@ -143,7 +145,7 @@ async def test_what_was_loaded_while_nobody_looked_is_not_foreign_as_well(
     facts = GpuFacts(MockGpus(path, models.residents), lambda: models.residency)
     await facts.refresh()
     (told,) = gpu_reports(facts, models, OtherUse(), busy=(), headroom_bytes=0)
-    assert told.other_use_bytes == foreign * GIB
+    assert told.other_use_bytes == other_use * GIB
     assert free_bytes(told, reserved_bytes(asked, None)) == 24 * GIB - max(asked, (takes + 1) * GIB)
 
 
@@ -233,12 +235,12 @@ def holding(measured: int) -> Models:
 
 
 async def test_the_reports_gpus_are_what_was_read_without_what_is_ours() -> None:
-    models, foreign, driver = holding(3 * GIB), OtherUse(), Driver()
+    models, other_use, driver = holding(3 * GIB), OtherUse(), Driver()
     facts = GpuFacts(driver, lambda: models.residency)
     driver.answer = (replace(reading(4 * GIB), healthy=False, reason="ECC"),)
 
     def reported(*, busy: set[GpuUuid] | None = None) -> GpuReport:
-        (only,) = gpu_reports(facts, models, foreign, busy=busy or set(), headroom_bytes=9)
+        (only,) = gpu_reports(facts, models, other_use, busy=busy or set(), headroom_bytes=9)
         return only
 
     await facts.refresh()

@@ -18,7 +18,7 @@ A = GpuUuid("GPU-a")
 
 SCENARIO = """
 gpus:
-  - {uuid: GPU-a, product: A10, total: 24Gi, foreign: 1Gi, utilization: 0.25}
+  - {uuid: GPU-a, product: A10, total: 24Gi, other_use: 1Gi, utilization: 0.25}
   - {uuid: GPU-b, total: 8Gi, error: ECC}
   - {uuid: GPU-c, total: 8Gi, lost: true}
   - {uuid: GPU-d, total: 8Gi, mig: true}
@@ -36,7 +36,7 @@ models: {resnet: 10Gi, "*": requested}
         ("gpus: [{uuid: a, total: 1Gib}]", r"gpus\[0\].total: '1Gib' is not a quantity"),
         (
             "gpus: [{uuid: a, total: 1, totl: 1}]",
-            r"gpus\[0\].totl is not a field; known are ecc, error, foreign",
+            r"gpus\[0\].totl is not a field; known are ecc, error, lost, mig, other_use",
         ),
         ("gpus: [{uuid: a, total: 1, lost: maybe}]", r"gpus\[0\].lost is 'maybe'"),
         ("gpus: [{uuid: a, total: 1, utilization: 7}]", "utilization is 7"),
@@ -46,7 +46,7 @@ models: {resnet: 10Gi, "*": requested}
         ("gpus: [{uuid: a, total: 1, xid: many}]", r"gpus\[0\].xid is 'many'; a whole number"),
         ("gpus: [{uuid: a, total: 1, ecc: -1}]", r"gpus\[0\].ecc is -1"),
         ("gpus: [{uuid: a, total: 1, remap: soon}]", r"gpus\[0\].remap is 'soon'; pending or failed"),
-        ("gpus: [{uuid: a, total: 1, foreign: x}]", r"gpus\[0\].foreign: 'x'"),
+        ("gpus: [{uuid: a, total: 1, other_use: x}]", r"gpus\[0\].other_use: 'x'"),
         ("gpus: [{uuid: a, total: 1, x: 1, 3: 1}]", r"gpus\[0\].3 is not a field"),
         ("gpus: [3]", r"gpus\[0\] is not a mapping"),
         ("gpus: []\nmodels: [m]", "models is not a mapping"),
@@ -110,7 +110,7 @@ async def test_mock_gpus_follow_the_file_and_what_triton_holds(tmp_path: Path) -
     assert (d.healthy, d.reason) == (False, "MIGEnabled")
     assert cuda_ordinals([a, b, c, d]) == {"GPU-a": 0, "GPU-b": 1}
     held.clear()
-    path.write_text(SCENARIO.replace("foreign: 1Gi", "foreign: 3Gi"))
+    path.write_text(SCENARIO.replace("other_use: 1Gi", "other_use: 3Gi"))
     assert (await mock.read())[0].used_bytes == 3 * GIB
 
 
