@@ -166,15 +166,14 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
 
     def on_events(self, events: list[Event]) -> None:
         for event in events:
-            kind = type(event)
-            if kind is Answer:
-                event.stream.owner.answer_whole(event)  # type: ignore[union-attr]
-            elif kind is Data:
-                self._on_data(event)  # type: ignore[arg-type]
-            elif kind is Headers:
-                event.stream.owner.answer_began(event.fields, end=event.end)  # type: ignore[union-attr]
-            elif kind is Trailers:
-                event.stream.owner.answer_ended(event.fields)  # type: ignore[union-attr]
+            if type(event) is Answer:
+                event.stream.owner.answer_whole(event)
+            elif type(event) is Data:
+                self._on_data(event)
+            elif type(event) is Headers:
+                event.stream.owner.answer_began(event.fields, end=event.end)
+            elif type(event) is Trailers:
+                event.stream.owner.answer_ended(event.fields)
             else:
                 self._on_other(event)
         self._end_if_done()

@@ -159,7 +159,6 @@ class Call(Request):
     _data: Data | None = None
     _last_piece: UnsentPiece | None = None
     messages = 0
-    watches = False
     _deadline_step = 0
     # Of the message that goes on piece by piece: what Triton has not got yet.
     _unsent_bytes = 0
@@ -168,6 +167,11 @@ class Call(Request):
         downstream = self.downstream = client.downstream
         super().__init__(downstream.replica, downstream.replica.grpc, now)
         self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
+
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to hear of each change of readiness: it lasts until its client ends it."""
+        return self.kind.verdict is Verdict.LOCAL and self in self.downstream.watchers
 
     @property
     def is_decoupled(self) -> bool:

@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, cast
 
 from proxy.downstream.grpc.call import OPEN_BYTES, Call
 from proxy.downstream.grpc.downstream import GrpcDownstream
@@ -56,7 +56,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         keep_alive(transport)
         if not self.downstream.clients.connected(self):
-            transport.abort()  # type: ignore[attr-defined]
+            cast(asyncio.Transport, transport).abort()
             self.is_closed = True
             return
         super().connection_made(transport)
@@ -218,24 +218,23 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
 
     def _take(self, event: Event) -> Call | None:
         """Returns the call that has more to do with what it got, in another turn."""
-        kind = type(event)
-        if kind is Data:
-            return self._take_data(event)  # type: ignore[arg-type]
-        if kind is WholeCall:
-            self.downstream.replica.grpc.received_bytes += len(event.data)  # type: ignore[union-attr]
-            call = self._begin(event)  # type: ignore[arg-type]
-            if not call.stage.is_over and not call.take_whole(event.data):  # type: ignore[union-attr]
+        if type(event) is Data:
+            return self._take_data(event)
+        if type(event) is WholeCall:
+            self.downstream.replica.grpc.received_bytes += len(event.data)
+            call = self._begin(event)
+            if not call.stage.is_over and not call.take_whole(event.data):
                 return call
-        elif kind is Headers:
-            call = self._begin(event)  # type: ignore[arg-type]
-            if event.end:  # type: ignore[union-attr]
+        elif type(event) is Headers:
+            call = self._begin(event)
+            if event.end:
                 call.input_ends()
-        elif kind is Reset:
-            self._take_reset(event)  # type: ignore[arg-type]
-        elif kind is Trailers:
-            event.stream.owner.input_ends()  # type: ignore[union-attr]
-        elif kind is Ended:
-            self.ended(event.streams, event.message)  # type: ignore[union-attr, arg-type]
+        elif type(event) is Reset:
+            self._take_reset(event)
+        elif type(event) is Trailers:
+            event.stream.owner.input_ends()
+        elif type(event) is Ended:
+            self.ended(event.streams, event.message)
         return None
 
     def _begin(self, event: WholeCall | Headers) -> Call:

@@ -37,7 +37,6 @@ class Answerable(Protocol):
     """A call that waits for its answer."""
 
     kind: CallKind
-    watches: bool
 
     def respond(self, message: bytes) -> None: ...
 
@@ -105,7 +104,6 @@ class LocalAnswers:
         if service not in (b"", SERVICE.encode()):
             call.refuse(GrpcError(Status.NOT_FOUND, "unknown service"))
         elif call.kind.method == _WATCH:
-            call.watches = True
             self.watchers.add(call)
             call.respond_part(framed(self._serving()))
         else:
