@@ -28,9 +28,9 @@ from binder.api.callers import Callers
 from binder.api.extender import Extender
 from binder.api.leader import LeaderOnly, extender_url_of, identity, schedulable_url_of
 from binder.api.schedulable import SchedulableApi
-from binder.cache.cluster import slim
 from binder.cache.residents import residents
 from binder.config import BinderOptions
+from binder.engine.cluster import slim
 from binder.engine.score import make_strategy
 from binder.loop.fenced import FencedClient
 from binder.loop.metrics import BinderMetrics

@@ -20,12 +20,12 @@ from bench.binder import objects
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import PodUid
 from berth.kube.informer import Change, ChangeKind, Mirror
-from binder.cache.cluster import Cluster, slim
+from binder.engine.cluster import Cluster, slim
 from binder.engine.decision import Placement
 from binder.engine.dual_prices import price
+from binder.engine.explain import summary
 from binder.engine.score import LeastFragmentation
 from binder.pod.demand import Demand, parse_demand
-from binder.rules.explain import summary
 
 SIZES = (100, 1000, 5000, 20000)
 _PODS_PER_NODE, _WARM_UP = 10, 500

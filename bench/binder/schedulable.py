@@ -17,7 +17,7 @@ from bench.binder import objects
 from bench.binder.core import _bound_pods, _demands, _kind, _nodes
 from berth.contract.scaling import SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import slim
+from binder.engine.cluster import slim
 from binder.engine.decision import Placement
 from binder.engine.schedulable import SchedulableAnswers
 from binder.engine.score import LeastFragmentation

@@ -8,6 +8,8 @@ import numpy as np
 from bench.packing.fgd import FragmentationGradient
 from bench.packing.trace import GPU_BYTES, KEYS, Task, demand
 from berth.contract.ids import PodUid
+from binder.cache.cluster_facts import ClusterFacts
+from binder.cache.live_nodes import LiveNodes
 from binder.cache.loading import EXPECTED_SECONDS
 from binder.cache.state import ClusterState
 from binder.engine.decision import Decider, Placement
@@ -32,7 +34,11 @@ class Packed:
         self._now, self._pause = 0.0, EXPECTED_SECONDS / max(loading, 0.5)
         self._state = ClusterState(KEYS, clock=lambda: self._now)
         self._strategy = strategy
-        self._decider = Decider(self._state, self._strategy, clock=lambda: self._now)
+        self._decider = Decider(
+            LiveNodes(self._state),
+            ClusterFacts(state=self._state, clock=lambda: self._now),
+            self._strategy,
+        )
         for node in nodes:
             self._state.set_node(node)
             self._decider.table.beat(node["metadata"]["name"], np.inf)

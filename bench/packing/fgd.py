@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.packing.trace import GPU_BYTES, Task
-from binder.cache.table import USABLE, Floats, Ints, NodeTable, Rows
+from binder.cache.column import Ints, Rows
+from binder.cache.gpu_columns import USABLE
+from binder.cache.table import Floats, NodeTable
 from binder.pod.demand import Shape
 
 # The paper takes the most frequent classes of tasks that make 95 % of all.

@@ -27,15 +27,15 @@ from berth.kube import paths
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
 from binder.api.leader import LeaderOnly
-from binder.cache.cluster import slim
+from binder.engine.cluster import slim
 from binder.engine.decision import Placement
+from binder.engine.explain import reason, sentence
 from binder.loop.fenced import PodClient
 from binder.loop.scheduler import Scheduler
 from binder.pod.demand import Demand, parse_demand
 from binder.pod.resources import PODS
 from binder.pod.topology_terms import NONE
-from binder.rules.explain import reason, sentence
-from binder.rules.filters import FITS, KIND
+from binder.rules.registry import FITS
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,9 @@ class Extender:
             elif row is None:
                 bad[name] = "the node is not known to Berth's binder yet"
             else:
-                bad[name] = sentence(reason(self._decider, demand, row, KIND[int(codes[row])]))
+                bad[name] = sentence(
+                    reason(self._decider, demand, row, self._decider.rules.rule(int(codes[row])).name)
+                )
         # Unresolvable: kube-scheduler's preemption sees no GPU memory, and would end pods in vain.
         return web.json_response({"NodeNames": good, "FailedAndUnresolvableNodes": bad})
 
@@ -124,7 +126,7 @@ class Extender:
         outcome = self._decider.place_on(asked, node)
         if not isinstance(outcome, Placement):
             row = self._decider.table.row_of.get(node)
-            why = outcome if row is None else reason(self._decider, asked, row, outcome.kind)
+            why = outcome if row is None else reason(self._decider, asked, row, outcome.rule)
             return f"node {node}: {sentence(why)}"
         self._scheduler.state.assume(demand, node, outcome.gpu)
         error_text = await self._scheduler.bind_assumed(demand, outcome)

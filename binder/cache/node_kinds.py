@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-import numpy as np
 from msgspec import structs
 
 from berth.contract.ids import GpuUuid, NodeName
@@ -18,10 +17,7 @@ from berth.contract.report import CodeReport, GpuReport, NodeReport
 from binder.cache.state import ClusterState
 from binder.cache.table import NodeTable
 from binder.cache.view import NodeFacts, NodeView
-from binder.pod.demand import Demand
 from binder.pod.resources import total
-from binder.rules.filters import Codes, first_failing, shape_codes
-from binder.rules.volumes import Volumes
 
 MOST_POOLS, MOST_KINDS = 32, 16
 # How often it is looked what the DaemonSets take of each kind.
@@ -98,16 +94,6 @@ class NodeKinds:
             if fresh != kind.fresh:
                 kind.fresh = fresh
                 self.table.put(fresh, hypothetical=True)
-
-    def codes(self, demand: Demand, volumes: Volumes) -> Codes:
-        """For each row of the table that is a kind, the first rule by which a fresh node of it refuses a pod, as far as
-        that depends on the two alone. Asks of claims only what `Volumes.refusal` let pass."""
-        table, rows = self.table, np.flatnonzero(self.table.live)
-        codes = shape_codes(table, demand.shape, rows)
-        if not demand.claims:
-            return codes
-        elsewhere = ((kind, fails[rows]) for kind, fails in volumes.misfits(table, demand))
-        return first_failing(len(rows), elsewhere, codes)
 
     def _kinds(self) -> list[_Kind]:
         return [kind for kinds in self._pools.values() for kind in kinds.values()]

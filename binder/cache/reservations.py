@@ -18,7 +18,7 @@ from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.cache.view import HostPort
 from binder.pod.demand import Demand, controller_kind, controller_of, host_ports, pod_claims
 from binder.pod.resources import pod_amounts
-from binder.rules.quarantine import Family, Template, family_of, template_of
+from binder.pod.template import Family, Template, family_of, template_of
 
 JsonObject = Mapping[str, Any]
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -10,11 +11,33 @@ from berth.contract.errors import InvalidValue, UnreadableReport
 from berth.contract.ids import GpuUuid, ModelId, NodeName
 from berth.contract.keys import Keys
 from berth.contract.memory import free_bytes
-from berth.contract.report import GpuReport, NodeReport
+from berth.contract.report import CodeRule, GpuReport, NodeReport
 from binder.pod.resources import units
 
 JsonObject = Mapping[str, Any]
 HostPort = tuple[str, str, int]
+# (key, value, effect)
+Taint = tuple[str, str, str]
+NOT_KNOWN: Final = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
+
+
+class ReportState(Enum):
+    """Whether the node's report can be gone by."""
+
+    READY = "ready"
+    MISSING = "missing"
+    UNREADABLE = "unreadable"
+    TRITON_NOT_READY = "Triton is not ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the node's report says beside its GPUs: decides together, so it is one fact."""
+
+    state: ReportState
+    server: str = ""
+    capabilities: frozenset[str] = frozenset()
+    code: CodeRule = CodeRule.ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +53,21 @@ class NodeFacts:
     report_error: str = ""
     version: int = field(default=0, compare=False)
     lifted: str = ""  # quarantines that an operator has ended
+
+    @property
+    def service(self) -> "Service":
+        """What is not known is not there."""
+        if self.report_error:
+            return Service(ReportState.UNREADABLE)
+        if self.report is None:
+            return Service(ReportState.MISSING)
+        report = self.report
+        state = ReportState.READY if report.triton.ready else ReportState.TRITON_NOT_READY
+        return Service(state, report.server, frozenset(report.capabilities), report.code.rule)
+
+    @property
+    def taint_keys(self) -> tuple[Taint, ...]:
+        return tuple((t["key"], t.get("value") or "", t.get("effect") or "") for t in self.taints)
 
     @property
     def content(self) -> "NodeFacts":
@@ -77,6 +115,52 @@ class NodeView:
     @property
     def gpus(self) -> tuple[GpuReport, ...]:
         return () if self.facts.report is None else self.facts.report.gpus
+
+
+def eases(before: NodeView | None, after: NodeView) -> bool:
+    """Whether a pod that the node refused may fit there now: something was given back, or moved."""
+    if before is None or (before.facts is not after.facts and moves(before.facts, after.facts)):
+        return True
+    if before.facts is after.facts and before.reserved == after.reserved and before.used == after.used:
+        return not (before.reserved_anywhere <= after.reserved_anywhere and _names_more(before, after))
+    free = {gpu.uuid: _free_or_unknown(before, gpu) for gpu in before.gpus}
+    return (
+        any(_free_or_unknown(after, gpu) > free.get(gpu.uuid, NOT_KNOWN) for gpu in after.gpus)
+        or any(after.left_of(name) > before.left_of(name) for name in before.used.keys() | after.used.keys())
+        or any(after.left_of(name) > before.left_of(name) for name in after.facts.allocatable)
+        or not _names_more(before, after)
+    )
+
+
+def moves(before: NodeFacts, after: NodeFacts) -> bool:
+    """Whether what only people change is another: labels, taints, cordon, what the node serves, which GPUs it has."""
+    return (
+        before.labels != after.labels
+        or before.taints != after.taints
+        or before.unschedulable != after.unschedulable
+        or before.service != after.service
+        or _gpu_set(before) != _gpu_set(after)
+    )
+
+
+def _free_or_unknown(view: NodeView, gpu: GpuReport) -> int:
+    free = view.free_on(gpu)
+    return NOT_KNOWN if free is None else free
+
+
+def _names_more(before: NodeView, after: NodeView) -> bool:
+    """All names and ports that were taken still are, and whoever was there is."""
+    return (
+        before.tenants <= after.tenants
+        and before.coders <= after.coders
+        and before.model_ids <= after.model_ids
+        and before.host_ports <= after.host_ports
+    )
+
+
+def _gpu_set(facts: NodeFacts) -> "frozenset[tuple[str, str]]":
+    gpus = () if facts.report is None else facts.report.gpus
+    return frozenset((gpu.uuid, gpu.product) for gpu in gpus)
 
 
 def parse_node(node: JsonObject, keys: Keys) -> NodeFacts:

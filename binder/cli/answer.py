@@ -15,12 +15,13 @@ from rich.text import Text
 from berth.contract.quantity import format_bytes
 from berth.contract.wait_reason import WaitReason
 from berth.kube.command import OutputOptions, console, plain
-from binder.cache.cluster import Cluster
 from binder.cli.progress import Progress
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement
+from binder.engine.explain import NodeVerdict, sentence, summary, verdicts
 from binder.engine.remedy import remedy
 from binder.pod.demand import Demand, Shape
-from binder.rules.explain import NodeVerdict, sentence, summary, verdicts
+from binder.rules.registry import RULES
 
 _CLOSE_LOOKS = 32
 _MESSAGE_LIMIT = 4000
@@ -140,7 +141,7 @@ def _rows(verdict: NodeVerdict) -> list[tuple[str, str, str, str]]:
     if (
         not verdict.gpus
         or not on_gpus
-        or (verdict.reason and not verdict.reason.kind.value.startswith("GPU"))
+        or (verdict.reason and not RULES.named(verdict.reason.rule).is_of_gpus)
     ):
         return [(name, "-", "-", sentence(verdict.reason) if verdict.reason else "")]
     return [
@@ -157,14 +158,14 @@ def _rows(verdict: NodeVerdict) -> list[tuple[str, str, str, str]]:
 def _node_json(verdict: NodeVerdict) -> dict[str, Any]:
     return {
         "node": verdict.view.facts.name,
-        "reason": None if verdict.reason is None else verdict.reason.kind.value,
+        "reason": None if verdict.reason is None else verdict.reason.rule,
         "detail": "" if verdict.reason is None else verdict.reason.detail,
         "gpus": [
             {
                 "uuid": gpu.gpu.uuid,
                 "index": gpu.gpu.index,
                 "freeBytes": gpu.free_bytes,
-                "reason": None if gpu.reason is None else gpu.reason.kind.value,
+                "reason": None if gpu.reason is None else gpu.reason.rule,
                 "shortBytes": None if gpu.reason is None else gpu.reason.short_bytes,
             }
             for gpu in verdict.gpus

@@ -3,7 +3,7 @@
 from berth.contract.keys import Keys
 from berth.kube.client import KubeClient
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 
 
 async def read_cluster(client: KubeClient, keys: Keys, namespace: str) -> Cluster:

@@ -20,7 +20,8 @@ from berth.runtime.errors import CannotStart
 from berth.runtime.process import run_process
 from binder.cache.view import NodeView
 from binder.cli.snapshot import read_cluster
-from binder.rules.reasons import Kind
+from binder.rules.gpu import NoGPU
+from binder.rules.report import NoNodeReport, StaleNodeFacts, TritonNotReady, UnreadableNodeReport
 
 SUMMARY = (
     "Show GPUs and models of the cluster: requested and measured memory, other use, reserved and free memory."
@@ -115,7 +116,7 @@ def table(view: ClusterView) -> RenderableType:
         for gpu in node.gpus:
             gpus.add_row(*_gpu_row(node, gpu))
         if not node.gpus:
-            gpus.add_row(plain(node.name), *["-"] * 7, plain(node.trouble or Kind.NO_GPU.value))
+            gpus.add_row(plain(node.name), *["-"] * 7, plain(node.trouble or NoGPU.name))
         for model in node.models:
             models.add_row(*_model_row(node, model))
     return Group(gpus, Text(""), models) if models.row_count else gpus
@@ -140,10 +141,10 @@ def _trouble(view: NodeView, *, fresh: bool) -> str:
     report = view.facts.report
     if report is None:
         error = view.facts.report_error
-        return f"{Kind.UNREADABLE_REPORT.value}: {error}" if error else Kind.NO_REPORT.value
+        return f"{UnreadableNodeReport.name}: {error}" if error else NoNodeReport.name
     if not fresh:
-        return Kind.STALE.value
-    return "" if report.triton.ready else Kind.TRITON_NOT_READY.value
+        return StaleNodeFacts.name
+    return "" if report.triton.ready else TritonNotReady.name
 
 
 def _gpu(view: NodeView, gpu: GpuReport, *, fresh: bool) -> GpuLine:

@@ -19,10 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from binder.cache.table import USABLE, Bools, Floats, NodeTable
+from binder.cache.column import Bools
+from binder.cache.gpu_columns import USABLE
+from binder.cache.table import Floats, NodeTable
 from binder.engine.cutting_stock import CELLS, remainder_values
 from binder.pod.demand import Shape
-from binder.rules.filters import affinity_mask, wanted_models
+from binder.rules.gpu import wanted_models
+from binder.rules.node_selection import selected_nodes
 
 _UNITS = ("cpu", "memory")
 # Each costs the event loop a look at all nodes at worst, when it is time to learn.
@@ -217,7 +220,7 @@ class _Allowed:
 
     def _on_nodes_of(self, shape: Shape) -> Bools:
         reachable = np.zeros(len(self._sizes), np.bool_)
-        nodes = affinity_mask(self._table, shape)
+        nodes = selected_nodes(self._table, shape)
         reachable[self._table.gpu_model[self._usable & nodes[:, None]]] = True
         return reachable
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from berth.contract.ids import NodeName
+from binder.cache.gpu_columns import USABLE
 from binder.cache.reservations import Reservation, place_of
-from binder.cache.table import USABLE
 from binder.engine.decision import Decider
 from binder.engine.preemption import PreemptionCandidate, Questions, curable, without_those_who_can_stay
 from binder.pod.demand import Demand
-from binder.rules.filters import Codes
+from binder.rules.registry import Codes
 
 # Of more than so many idle pods of one node the last used ones are not compared with each other, and among groups of
 # more than so many the smallest is not searched for: what is found then is a group of which nobody can stay.
@@ -79,7 +79,7 @@ class IdlePods:
         for node, everybody in self._on.items():
             row = table.row_of[node]
             idle = [one for one in everybody if one.reservation.priority <= demand.priority]
-            if idle and curable(codes[row : row + 1])[0]:
+            if idle and curable(self._decider.rules, codes[row : row + 1])[0]:
                 fewest = self._fewest(demand, row, idle)
                 if fewest <= len(idle):
                     yield fewest, idle[0].rank, node, idle

@@ -13,31 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName
+from binder.cache.column import Bools
 from binder.cache.disruption_budgets import Budgets
 from binder.cache.reservations import Reservation
-from binder.cache.table import Bools
 from binder.engine.decision import Decider, Placement
 from binder.engine.victims import Victims
 from binder.pod.demand import Demand
-from binder.rules.filters import CODE, Codes
-from binder.rules.reasons import Kind
+from binder.rules.registry import Codes, Registry
+from binder.rules.rule import Cure
 
-# What a pod's end can cure.
-CURABLE = frozenset(
-    {
-        Kind.RESOURCE,
-        Kind.TOO_MANY_PODS,
-        Kind.HOST_PORT,
-        Kind.MODEL_ON_NODE,
-        Kind.CODE_OF_ANOTHER,
-        Kind.AMONG_OTHERS,
-        Kind.GPU_MEMORY,
-        Kind.POD_ANTI_AFFINITY,
-        Kind.KEPT_AWAY,
-        Kind.SPREAD,
-    }
-)
-_CURABLE_CODES = [CODE[kind] for kind in CURABLE]
 # Nodes where a candidate was found, among which the cheapest is chosen: kube-scheduler looks at 100, or a
 # tenth of the nodes. And questions in one search, at least one for each node, which stand in the order of what
 # they promise: nothing else is heard meanwhile, and each takes up to a millisecond. The next search goes on behind them.
@@ -62,9 +46,9 @@ class PreemptionCandidate:
         return (max(priorities), weight, len(priorities), self.placement.node)
 
 
-def curable(codes: Codes) -> Bools:
+def curable(rules: Registry, codes: Codes) -> Bools:
     """Which of these refusals a pod's end can cure."""
-    return np.isin(codes, _CURABLE_CODES)
+    return rules.cured_by[Cure.POD_ENDS][codes]
 
 
 def find_candidate(
@@ -86,7 +70,7 @@ class Questions:
 
     def __init__(self, decider: Decider, demand: Demand, *, most: int = MOST_QUESTIONS) -> None:
         self.decider, self._demand, self._most = decider, demand, most
-        self.asked, self.met = 0, set[Kind]()
+        self.asked, self.met = 0, set[str]()
 
     @property
     def is_over(self) -> bool:
@@ -98,7 +82,7 @@ class Questions:
             outcome = self.decider.place_on(self._demand, node)
         if isinstance(outcome, Placement):
             return outcome
-        self.met.add(outcome.kind)
+        self.met.add(outcome.rule)
         return None
 
 
@@ -130,10 +114,10 @@ def promising(
 def names(
     decider: Decider, victims: Victims, demand: Demand, codes: Codes, rows: Iterator[int]
 ) -> Iterator[NodeName]:
-    """Takes from `rows` no more than it is asked for. Leaves out where the pod's model stays."""
-    blocked = CODE[Kind.MODEL_ON_NODE]
+    """Takes from `rows` no more than it is asked for. Leaves out where whoever it cannot be with stays."""
+    clashing = decider.rules.clashing
     for row in rows:
-        if codes[row] != blocked or not victims.in_the_way_for_good(demand, row):
+        if not clashing[codes[row]] or not victims.in_the_way_for_good(demand, row):
             yield decider.table.view(row).facts.name
 
 
@@ -145,7 +129,7 @@ def ranked(
     victims.renew()
     table, count, asked = decider.table, demand.shape.gpu_count, demand.shape.request_bytes
     levels = victims.below(demand.priority)
-    rows = among[curable(codes[among]) & table.live[among]]
+    rows = among[curable(decider.rules, codes[among]) & table.live[among]]
     rows = rows[victims.some(rows, levels)]
     for name, amount in demand.shape.amounts:
         if amount > 0 and len(rows):

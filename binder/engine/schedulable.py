@@ -26,13 +26,13 @@ from berth.contract.scaling import (
 )
 from berth.contract.text import one_line
 from berth.runtime.logs import fields
-from binder.cache.cluster import Cluster
 from binder.cache.reservations import Reservation
+from binder.engine.capacity import most_replicas
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement, Refusal
+from binder.engine.explain import summary
 from binder.engine.idle import IdlePods
 from binder.pod.demand import Demand, parse_demand
-from binder.rules.empty import most_replicas
-from binder.rules.explain import summary
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class SchedulableAnswers:
         self._cluster, self._keys = cluster, keys
         self._pending, self._aside = pending, aside
         self._mirror = cluster.snapshot()
+        self._decider = cluster.decider_over(self._mirror)
         self._templates: dict[tuple[ModelKey, str, int], Demand] = {}
 
     def answer(self, request: SchedulableRequest) -> Steps:
@@ -203,15 +204,15 @@ class SchedulableAnswers:
         if isinstance(outcome, Placement):
             one.now += 1
         else:
-            one.why, one.refusal = summary(self._mirror, _known(one), outcome), outcome
-            one.never = max(0, one.asks.desired - most_replicas(self._mirror, _known(one)))
+            one.why, one.refusal = summary(self._decider, _known(one), outcome), outcome
+            one.never = max(0, one.asks.desired - most_replicas(self._decider, _known(one)))
 
     def _place(self, demand: Demand) -> Placement | Refusal:
         """Decide, and suppose what was decided."""
         with self._mirror.without(self._aside(demand)):
-            outcome = self._mirror.decide(demand)
+            outcome = self._decider.decide(demand)
             if isinstance(outcome, Placement):
-                self._mirror.add(demand, outcome)
+                self._mirror.add(demand, outcome.node, outcome.gpu)
         return outcome
 
     def _look_for_idle(self, asked: Iterable[_Asked], idle: tuple[str, ...]) -> Iterator[None]:
@@ -222,7 +223,7 @@ class SchedulableAnswers:
         if not idle or not waiting:
             return
         reservations = yield from self._reservations(idle)
-        pods, somebody_goes = IdlePods(self._mirror, reservations), False
+        pods, somebody_goes = IdlePods(self._decider, reservations), False
         for one in waiting[:_MOST_SEARCHES]:
             assert one.refusal is not None
             demand = _known(one)
@@ -233,7 +234,7 @@ class SchedulableAnswers:
                 somebody_goes = True
                 one.if_idle_go = tuple(f"{h.ref.namespace}/{h.ref.name}" for h in found.victims)
                 self._mirror.remove([reservation.ref.uid for reservation in found.victims])
-                self._mirror.add(demand, found.placement)
+                self._mirror.add(demand, found.placement.node, found.placement.gpu)
 
     def _reservations(self, idle: tuple[str, ...]) -> Generator[None, None, list[Reservation]]:
         """The pods of these names that have a node and are not on their way out, in the same order."""

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.quantity import MOST
-from binder.cache.table import USABLE, Bools, Floats, Ints, NodeTable, Rows
+from binder.cache.column import Bools, Ints, Rows
+from binder.cache.gpu_columns import USABLE
+from binder.cache.table import Floats, NodeTable
 from binder.engine.dual_prices import DemandHistory, Prices, extended, price
 from binder.pod.demand import Shape
 

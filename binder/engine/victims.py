@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import GpuUuid, NodeName, PodUid
+from binder.cache.column import Bools, Ints
 from binder.cache.disruption_budgets import Budget, Budgets
+from binder.cache.gpu_columns import USABLE
 from binder.cache.reservations import Reservation, place_of
 from binder.cache.state import ClusterState
-from binder.cache.table import NOT_KNOWN, USABLE, Bools, Ints, NodeTable
-from binder.cache.view import NodeView
+from binder.cache.table import NodeTable
+from binder.cache.view import NOT_KNOWN, NodeView
 from binder.pod.demand import Demand
+from binder.rules.registry import RULES
 
 Some = NDArray[np.intp]
 
@@ -98,7 +101,7 @@ class Victims:
     def in_the_way_for_good(self, demand: Demand, row: int) -> bool:
         """The pod's model or host port is on the node, and not everybody who has it there could go."""
         reservations = self._state.reservations_on(self._table.view(row).facts.name)
-        same = [reservation for reservation in reservations if _clash(demand, reservation)]
+        same = [one for one in reservations if any(rule.clashes(demand, one) for rule in RULES.rules)]
         return not all(h.priority < demand.priority and self.may_go(h) for h in same) or not same
 
     def may_go(self, reservation: Reservation) -> bool:
@@ -271,12 +274,3 @@ def _grown(array: NDArray[Any], shape: tuple[int, ...], columns: Some | None = N
     else:
         grown[: len(array), columns] = array
     return grown
-
-
-def _clash(demand: Demand, reservation: Reservation) -> bool:
-    model = demand.model
-    ports = {(protocol, port) for _, protocol, port in demand.host_ports}
-    return (
-        model.model_id is not None
-        and (reservation.ref.namespace, reservation.model_id) == (model.ref.namespace, model.model_id)
-    ) or any((protocol, port) in ports for _, protocol, port in reservation.ports)

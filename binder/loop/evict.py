@@ -26,8 +26,9 @@ from berth.kube.times import rfc3339, utc_now
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
-from binder.cache.cluster import Cluster
+from binder.cache.load_failures import EXCLUDED_SECONDS, LoadFailures, model_key
 from binder.cache.view import NodeView
+from binder.engine.cluster import Cluster
 from binder.loop.fenced import FencedClient
 from binder.loop.pod_writes import evict, patch_status
 from binder.loop.verdict import (
@@ -42,8 +43,7 @@ from binder.loop.verdict import (
 )
 from binder.pod.conditions import reported_failure
 from binder.pod.demand import Demand, parse_demand
-from binder.rules.filters import FITS
-from binder.rules.load_failures import EXCLUDED_SECONDS, LoadFailures, model_key
+from binder.rules.registry import FITS
 
 log = logging.getLogger(__name__)
 

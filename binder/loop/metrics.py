@@ -6,11 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from binder.cache.quarantine import Quarantines
 from binder.cache.state import ClusterState
 from binder.cache.view import NodeView
 from binder.loop.queue import SchedulingQueue
-from binder.rules.quarantine import Quarantines
-from binder.rules.reasons import Kind
+from binder.rules.registry import RULES
 
 _DECISION_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 _BIND_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
@@ -45,13 +45,13 @@ class BinderMetrics:
         self._refusals = Counter(
             "berth_binder_refusals", "nodes that refused a pod at a try", ("reason",), registry=registry
         )
-        for kind in Kind:
-            self._refusals.labels(kind.value)
+        for rule in RULES.rules:
+            self._refusals.labels(rule.name)
         self._registry = registry
 
-    def refused(self, counts: Mapping[Kind, int]) -> None:
-        for kind, nodes in counts.items():
-            self._refusals.labels(kind.value).inc(nodes)
+    def refused(self, counts: Mapping[str, int]) -> None:
+        for rule, nodes in counts.items():
+            self._refusals.labels(rule).inc(nodes)
 
     def attempted(self, result: str) -> None:
         self._attempts.labels(result).inc()

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.pod import PodRef
 from berth.runtime.backoff import Backoff
-from binder.cache.cluster import Cluster
 from binder.cache.reservations import Reservation
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement, Refusal
 from binder.engine.preemption import (
     MOST_QUESTIONS,
@@ -34,7 +34,7 @@ from binder.engine.victims import Victims
 from binder.loop.requeue import ANY, NodeToStatus, QueueingHint
 from binder.loop.token_bucket import TokenBucket
 from binder.pod.demand import Demand
-from binder.rules.filters import Codes
+from binder.rules.registry import Codes
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from berth.runtime.tasks import in_thread
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.engine.dual_prices import price
 from binder.engine.score import LeastFragmentation, Strategy
 from binder.pod.demand import Demand

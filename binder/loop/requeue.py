@@ -13,38 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import PodUid
-from binder.cache.cluster import Cluster
-from binder.cache.pod_index import Neighbour, PodChange
-from binder.cache.table import Bools, Ints, NodeTable
+from binder.cache.cluster_facts import ClusterEvent
+from binder.cache.column import Ints
+from binder.cache.table import NodeTable
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Decider, Refusal
 from binder.engine.victims import Victims
 from binder.pod.demand import Demand
-from binder.pod.selectors import Labels
-from binder.pod.topology_terms import Term
-from binder.rules.filters import CODE, FITS, KIND, Codes
-from binder.rules.reasons import Kind
+from binder.rules.registry import FITS, RULES, Codes
+from binder.rules.rule import Cure, PairRule
 
 Some = NDArray[np.intp]
 
-_TOPOLOGY = frozenset({Kind.POD_AFFINITY, Kind.POD_ANTI_AFFINITY, Kind.KEPT_AWAY, Kind.SPREAD})
-# Reasons that stand whatever a node gives back: for as long as it does not move, or for what others do.
-_LASTING = _TOPOLOGY | {
-    Kind.VOLUME_ELSEWHERE,
-    Kind.NODE_UNSCHEDULABLE,
-    Kind.TAINT_NOT_TOLERATED,
-    Kind.NODE_SELECTOR,
-    Kind.NODE_AFFINITY,
-    Kind.NO_REPORT,
-    Kind.UNREADABLE_REPORT,
-    Kind.TRITON_NOT_READY,
-    Kind.WRONG_SERVER,
-    Kind.MISSING_CAPABILITIES,
-    Kind.CODE_NOT_ALLOWED,
-    Kind.NO_GPU,
-    Kind.GPU_PRODUCT,
-    Kind.GPU_COUNT,
-}
-_LASTS: Bools = np.array([KIND.get(code) in _LASTING for code in range(len(KIND) + 1)])
+# Refusals that stand whatever a node gives back: for as long as it does not move, or for what others do.
+_LASTS = RULES.cured_by[Cure.NODE] | RULES.cured_by[Cure.NEIGHBOURS]
+_PASSING = RULES.cured_by[Cure.TIME]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +62,12 @@ class NodeToStatus:
     """
 
     codes: Codes
-    kinds: set[Kind]
+    kinds: set[str]
     hopeless: bool
     clock: int
     searched: int | None = None
     unasked: Some = field(default_factory=lambda: np.zeros(0, np.intp))
-    met: frozenset[Kind] = frozenset()
+    met: frozenset[str] = frozenset()
 
     def copy(self) -> "NodeToStatus":
         return replace(self, codes=self.codes.copy(), kinds=set(self.kinds))
@@ -94,7 +77,7 @@ class NodeToStatus:
         if len(rows) and (last := int(rows.max())) >= len(self.codes):
             self.codes = np.concatenate([self.codes, np.zeros(last + 1 - len(self.codes), np.int8)])
         self.codes[rows] = codes
-        self.kinds |= _kinds(codes)
+        self.kinds |= RULES.names(codes)
         self.clock = clock
 
     def resume_from(self, before: "NodeToStatus") -> None:
@@ -113,7 +96,7 @@ class NodeToStatus:
             return np.arange(len(table))
         return np.union1d(table.eased_since(self.searched), self.unasked)
 
-    def note_search(self, clock: int, unasked: Some, met: "set[Kind]") -> None:
+    def note_search(self, clock: int, unasked: Some, met: "set[str]") -> None:
         """Nobody was found, but for those rows that were not asked."""
         self.searched, self.unasked = clock, unasked
         self.met |= met
@@ -124,30 +107,22 @@ def status_of(decider: Decider, refusal: Refusal) -> NodeToStatus:
     """What to remember of a refusal."""
     codes = refusal.codes.copy()  # a ranking's own are renewed in place
     return NodeToStatus(
-        codes, _kinds(codes[decider.table.live]), refusal.because is not None, decider.table.clock
+        codes, RULES.names(codes[decider.table.live]), refusal.because is not None, decider.table.clock
     )
-
-
-def _kinds(codes: Codes) -> set[Kind]:
-    return {KIND[code] for code in np.unique(codes).tolist() if code != FITS}
 
 
 @dataclass(slots=True)
 class ClusterChanges:
     """What has changed since the last look. `rows`: nodes where something became free or better and
-    whose agent is alive. `turns`: pods with a node that came, went or changed, None: too many to tell."""
+    whose agent is alive; `event`: what else."""
 
     rows: Some
-    moved: bool
-    turns: list[PodChange] | None
-    volumes: bool
-    namespaces: frozenset[str]
+    event: ClusterEvent
     _reach: dict[int, Ints] = field(default_factory=dict)
     _best: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        flags = self.moved or self.volumes or bool(self.namespaces)
-        return flags or self.turns is None or bool(self.turns) or len(self.rows) > 0
+        return bool(self.event) or len(self.rows) > 0
 
 
 class QueueingHints:
@@ -175,10 +150,12 @@ class QueueingHints:
         rows = table.eased_since(self._clock)
         changes = ClusterChanges(
             rows=rows[table.deadline[rows] > self._now()],
-            moved=bool(len(table.moved_since(self._clock))),
-            turns=cluster.state.pods.take_changed(),
-            volumes=cluster.volumes_changed,
-            namespaces=frozenset(cluster.namespaces_changed),
+            event=ClusterEvent(
+                moved=bool(len(table.moved_since(self._clock))),
+                pods=cluster.state.pods.take_changed(),
+                volumes=cluster.volumes_changed,
+                namespaces=frozenset(cluster.namespaces_changed),
+            ),
         )
         cluster.volumes_changed = False
         cluster.namespaces_changed.clear()
@@ -189,9 +166,8 @@ class QueueingHints:
         """What of the changes may help a pod; None where nothing does."""
         if status.hopeless:
             return None if self._decider.because(demand) else QueueingHint(None)
-        if changes.volumes and demand.claims:
-            return QueueingHint(None)
-        if not status.kinds.isdisjoint(_TOPOLOGY) and self._touches(demand, status, changes):
+        context = self._decider.context
+        if any(RULES.named(name).woken_by(context, demand, changes.event) for name in status.kinds):
             return QueueingHint(None)
         rows = self._rows(demand, status, changes)
         return QueueingHint(frozenset(rows)) if rows else None
@@ -199,13 +175,23 @@ class QueueingHints:
     def spared(self, demand: Demand, status: NodeToStatus) -> QueueingHint | None:
         """Nodes that the pod does not have to keep away from any more: a matter of time alone. The end of a
         quarantine is one, too, or of something that makes no room anywhere."""
-        if Kind.QUARANTINED in status.kinds:
+        passing = [RULES.named(name) for name in status.kinds if Cure.TIME in RULES.named(name).cures]
+        if status.hopeless and passing:
             return None if self._decider.because(demand) else QueueingHint(None)
-        if Kind.EXCLUDED not in status.kinds:
-            return None
-        rows = np.flatnonzero(status.codes == CODE[Kind.EXCLUDED])
-        rows = rows[~np.isin(rows, self._decider.excluded_rows(demand))]
-        return QueueingHint(frozenset(rows.tolist())) if len(rows) else None
+        rows = {
+            row
+            for rule in passing
+            if isinstance(rule, PairRule)
+            for row in self._spared(rule, demand, status)
+        }
+        return QueueingHint(frozenset(rows)) if rows else None
+
+    def _spared(self, rule: PairRule, demand: Demand, status: NodeToStatus) -> list[int]:
+        """The rows that a rule refused and does not refuse any more."""
+        rows = np.flatnonzero(status.codes == RULES.codes[rule.name])
+        fails = rule.fails(self._decider.context, demand)
+        found: list[int] = rows.tolist() if fails is None else rows[~fails[rows]].tolist()
+        return found
 
     def look(self, demand: Demand, status: NodeToStatus, hint: QueueingHint) -> bool:
         """Whether a try is worth it, by the nodes of the hint. `status` learns of what is found."""
@@ -227,54 +213,6 @@ class QueueingHints:
         status.learn(rows, codes, table.clock)
         return self._may_preempt(demand, rows, status.codes)
 
-    def _touches(self, demand: Demand, status: NodeToStatus, changes: ClusterChanges) -> bool:
-        if changes.moved or changes.turns is None or self._is_renamed(demand, changes):
-            return True
-        return any(self._concerns(demand, status, turn) for turn in changes.turns)
-
-    def _is_renamed(self, demand: Demand, changes: ClusterChanges) -> bool:
-        """A namespace has other labels: the pod's own one, or one that its terms may choose by them."""
-        near = demand.neighbours
-        chosen = any(t.namespace_selector is not None for t in (*near.affinity, *near.anti_affinity))
-        return bool(changes.namespaces) and (chosen or demand.model.ref.namespace in changes.namespaces)
-
-    def _concerns(self, demand: Demand, status: NodeToStatus, turn: PodChange) -> bool:
-        """What has happened to one pod may lift a rule between pods. Company helps when it comes, or when
-        the last of it goes from one who is company to itself; who keeps away helps when he goes; and a
-        spread may be evened out either way."""
-        before, after = turn
-        near, home = demand.neighbours, demand.model.ref.namespace
-        return (
-            (Kind.POD_AFFINITY in status.kinds and any(self._speak_of(near.affinity, pod) for pod in turn))
-            or (Kind.POD_ANTI_AFFINITY in status.kinds and self._speak_of(near.anti_affinity, before))
-            or (
-                Kind.KEPT_AWAY in status.kinds
-                and before is not None
-                and any(
-                    term.matches(home, self._labels_of(home), demand.labels) for term in before.keeps_away
-                )
-            )
-            or (
-                Kind.SPREAD in status.kinds
-                and any(
-                    pod is not None
-                    and pod.namespace == home
-                    and spread.selector is not None
-                    and spread.selector.matches(pod.labels)
-                    for pod in (before, after)
-                    for spread in near.spread
-                )
-            )
-        )
-
-    def _speak_of(self, terms: tuple[Term, ...], pod: Neighbour | None) -> bool:
-        return pod is not None and any(
-            term.matches(pod.namespace, self._labels_of(pod.namespace), pod.labels) for term in terms
-        )
-
-    def _labels_of(self, namespace: str) -> Labels:
-        return self._cluster.namespaces.get(namespace, {})
-
     def _rows(self, demand: Demand, status: NodeToStatus, changes: ClusterChanges) -> list[int]:
         """Nodes with changes that could hold the pod by their figures, and whose reason need not last."""
         table, shape = self._decider.table, demand.shape
@@ -294,16 +232,23 @@ class QueueingHints:
             _LASTS[status.codes[known]] & (known == rows) if len(status.codes) else np.zeros(len(rows), bool)
         )
         rows = rows[~lasts | table.moved_after(rows, status.clock)]
-        return self._without_obstacles(demand, rows)
+        return self._without_obstacles(demand, status, rows)
 
-    def _without_obstacles(self, demand: Demand, rows: Some) -> list[int]:
-        """Leaves out where the pod's model or host port is, and what it must keep away from."""
-        kept_away = set(self._decider.excluded_rows(demand))
-        taken = {*self._decider.model_rows(demand), *self._decider.port_rows(demand)}
+    def _without_obstacles(self, demand: Demand, status: NodeToStatus, rows: Some) -> list[int]:
+        """Leaves out where whoever the pod cannot be with stays, and what only time cures: that is remembered, for its
+        end must wake the pod (`spared`)."""
+        passing, taken = set[int](), set[int]()
+        for code, fails in RULES.pairs(self._decider.context, demand, _PASSING | RULES.clashing):
+            failing = rows[fails[rows]]
+            if _PASSING[code]:
+                status.learn(failing, np.full(len(failing), code, np.int8), status.clock)
+                passing.update(failing.tolist())
+            else:
+                taken.update(failing.tolist())
         return [
             row
             for row in rows.tolist()
-            if row not in kept_away and not (row in taken and self._victims.in_the_way_for_good(demand, row))
+            if row not in passing and not (row in taken and self._victims.in_the_way_for_good(demand, row))
         ]
 
     def _reach(self, demand: Demand, changes: ClusterChanges) -> Ints:

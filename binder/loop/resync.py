@@ -18,8 +18,8 @@ from berth.kube.errors import KubeError, NotFound
 from berth.kube.informer import Change, ChangeKind
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
-from binder.cache.cluster import slim
 from binder.cache.state import ClusterState
+from binder.engine.cluster import slim
 from binder.loop.bind import current_pod
 from binder.loop.fenced import PodClient
 

@@ -22,9 +22,10 @@ from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import utc_now
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise, wait_until_set
-from binder.cache.cluster import Cluster, Source, slim
 from binder.cache.state import ClusterState
+from binder.engine.cluster import Cluster, Source, slim
 from binder.engine.decision import Placement, Refusal
+from binder.engine.explain import summary
 from binder.engine.remedy import remedy
 from binder.engine.score import Strategy
 from binder.loop.bind import BindingCycle
@@ -43,8 +44,6 @@ from binder.loop.resync import AssumedPodResync
 from binder.loop.wait_reasons import WaitReasons
 from binder.pod.conditions import reported_message, reported_reason
 from binder.pod.demand import Demand, parse_demand
-from binder.rules.explain import summary
-from binder.rules.load_failures import LoadFailures
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +87,7 @@ class Scheduler:
         self._may_write, self._keys, self._name = client.may_write, keys, scheduler_name
         self._metrics, self._clock = metrics, clocks.monotonic
         self._wake = asyncio.Event()
-        failures = LoadFailures(self._clock)
-        self.cluster = Cluster(keys, strategy, clock=self._clock, excluded=failures.excluded, now=clocks.now)
+        self.cluster = Cluster(keys, strategy, clock=self._clock, now=clocks.now)
         self.queue = SchedulingQueue(self._clock)
         self._conditions = ConditionWriter(client, events)
         self._reasons = WaitReasons(self.cluster, clock=self._clock)
@@ -121,7 +119,7 @@ class Scheduler:
             events,
             keys=keys,
             scheduler_name=scheduler_name,
-            failures=failures,
+            failures=self.cluster.facts.load_failures,
             clock=self._clock,
         )
         self.prices = PriceLearner(self.cluster, strategy)
@@ -131,7 +129,7 @@ class Scheduler:
             "evictions": self.evictions.run,
             "resync": self._resync.run,
         }
-        metrics.follow(self.queue, self.state, self.cluster.quarantines)
+        metrics.follow(self.queue, self.state, self.cluster.facts.quarantines)
         self._next_tick = 0.0
         self.leads = False
 
@@ -340,7 +338,7 @@ class Scheduler:
 
     def _park(self, waiting: Waiting, refusal: Refusal) -> None:
         self._metrics.attempted("unschedulable")
-        counts = refusal.counts(self.cluster.decider.table)
+        counts = refusal.counts(self.cluster.decider)
         self._metrics.refused(counts)
         reasons, waits = summary(self.cluster.decider, waiting.demand, refusal), ""
         status = status_of(self.cluster.decider, refusal)

@@ -14,9 +14,9 @@ from berth.contract.keys import Keys
 from berth.contract.pod import node_of
 from berth.contract.quantity import format_bytes
 from berth.contract.report import Failure, GpuReport, ModelReport, ModelState
+from binder.cache.load_failures import CURABLE, EXCLUDED_SECONDS, MOST_FAILURES
 from binder.pod.conditions import JsonObject, is_true
 from binder.pod.demand import controller_of
-from binder.rules.load_failures import CURABLE, EXCLUDED_SECONDS, MOST_FAILURES
 
 # As long as an operator needs to reset a GPU; and a GPU that flaps costs no pod its place.
 BROKEN_SECONDS = 60.0

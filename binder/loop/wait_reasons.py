@@ -6,25 +6,22 @@ pods of one question now and then.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from berth.contract.ids import NodeName
 from berth.contract.wait_reason import WaitReason
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Refusal
 from binder.pod.demand import Demand
-from binder.rules.filters import CODE, FITS, Codes
-from binder.rules.reasons import Kind
+from binder.rules.registry import FITS, RULES, Codes
+from binder.rules.rule import NewNode, ShapeQuery
 
-# A larger node of the same kind would do.
-_SIZE = [
-    CODE[kind] for kind in (Kind.GPU_MEMORY, Kind.GPU_COUNT, Kind.RESOURCE, Kind.TOO_MANY_PODS, Kind.NO_GPU)
-]
-# Of another pool, perhaps one that has no node yet or whose last one went before this binder began. Autoscalers look at
-# these by themselves, in the templates of all pools.
-_POOL = [CODE[kind] for kind in (Kind.TAINT_NOT_TOLERATED, Kind.NODE_SELECTOR, Kind.NODE_AFFINITY)]
+# Nodes of another pool: perhaps one that has no node yet or whose last one went before this binder began. Autoscalers look
+# at these by themselves, in the templates of all pools.
+_OTHER_POOL, _LARGER = RULES.by_new_node[NewNode.OTHER_POOL], RULES.by_new_node[NewNode.LARGER]
 _MOST_ANSWERS = 1024
 # What other pods have to do with it changes with each of them; so long an answer stands.
 _BESIDE_SECONDS = 10.0
@@ -45,6 +42,7 @@ class WaitReasons:
         self._by_question: OrderedDict[Hashable, tuple[float, WaitReason]] = OrderedDict()
         # Made while nothing is known yet, and followed for as long as it is asked.
         self._mirror, self._asked_until = cluster.snapshot(), float("-inf")
+        self._over_mirror = cluster.decider_over(self._mirror)
 
     def look(self) -> None:
         """Mirror more of the nodes, where that was asked for."""
@@ -69,20 +67,25 @@ class WaitReasons:
     def _alone(self, demand: Demand) -> WaitReason:
         """As if there were no other pods."""
         if demand.claims:
-            return _reason_of(self._kinds.codes(demand, self._cluster.volumes))
+            return _reason_of(self._codes(demand))
         clock = self._kinds.table.clock
         known = self._by_shape.get(demand.shape)
         if known is None or known[0] != clock:
-            known = (clock, _reason_of(self._kinds.codes(demand, self._cluster.volumes)))
+            known = (clock, _reason_of(self._codes(demand)))
             _keep(self._by_shape, demand.shape, known)
         return known[1]
 
+    def _codes(self, demand: Demand) -> Codes:
+        """For each kind of node the first rule by which a fresh node of it refuses a pod, as far as that depends on the
+        two alone."""
+        table, decider = self._kinds.table, self._cluster.decider
+        query = ShapeQuery(table, demand.shape, np.flatnonzero(table.live))
+        return decider.rules.fresh(replace(decider.context, table=table), demand, query)
+
     def _heeds_others(self, demand: Demand) -> bool:
         """Rules between pods can keep it from a fresh node, too."""
-        near = demand.neighbours
-        own = near.affinity or near.anti_affinity or any(one.required for one in near.spread)
-        against = self._cluster.state.pods.terms_against(demand.model.ref.namespace, demand.labels)
-        return bool(own) or any(True for _ in against)
+        decider = self._cluster.decider
+        return any(rule.concerns(decider.context, demand) for rule in decider.rules.neighbours)
 
     def _beside(self, demand: Demand) -> WaitReason:
         known = self._by_question.get(demand.question)
@@ -99,7 +102,7 @@ class WaitReasons:
         if not mirror.follow(most=_NODES_AT_ONCE):
             return before
         table, names = mirror.table, list[NodeName]()
-        codes = self._kinds.codes(demand, self._cluster.volumes)
+        codes = self._codes(demand)
         fitting = [
             row
             for row, code in zip(np.flatnonzero(self._kinds.table.live), codes, strict=True)
@@ -112,7 +115,7 @@ class WaitReasons:
                 table.put(fresh, hypothetical=True)
                 table.beat(fresh.facts.name, np.inf)
             rows = np.array([table.row_of[name] for name in names], np.intp)
-            fits = bool((mirror.codes_on(demand, rows) == FITS).any())
+            fits = bool((self._over_mirror.codes_on(demand, rows) == FITS).any())
         finally:
             for name in names:
                 table.beat(name, -np.inf)
@@ -121,9 +124,9 @@ class WaitReasons:
 
 
 def _reason_of(codes: Codes) -> WaitReason:
-    if (codes == FITS).any() or np.isin(codes, _POOL).all():
+    if (codes == FITS).any() or _OTHER_POOL[codes].all():
         return WaitReason.UNSCHEDULABLE
-    return WaitReason.MODEL_TOO_LARGE if np.isin(codes, _SIZE).any() else WaitReason.NODES_REFUSE_MODEL
+    return WaitReason.MODEL_TOO_LARGE if _LARGER[codes].any() else WaitReason.NODES_REFUSE_MODEL
 
 
 def _keep(answers: "OrderedDict[Hashable, _T]", key: Hashable, answer: _T) -> None:

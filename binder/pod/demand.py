@@ -11,8 +11,8 @@ from berth.contract.pod import ModelPod, parse_model_pod
 from berth.contract.report import CODE_BACKENDS
 from binder.pod.bounds import require_bounded
 from binder.pod.resources import Amounts, pod_amounts
+from binder.pod.template import Family, Template, family_of, template_of
 from binder.pod.topology_terms import Neighbours, parse_neighbours
-from binder.rules.quarantine import Family, Template, family_of, template_of
 
 JsonObject = Mapping[str, Any]
 

@@ -1,52 +1,72 @@
-"""Kubernetes' rules for taints, node selectors and node affinity, over all nodes at once.
+"""Kubernetes' rules for node selectors and node affinity, over all nodes at once.
 
-Sources: k8s.io/component-helpers/scheduling/corev1 (nodeaffinity, helpers) and the API reference of
-NodeSelectorRequirement and Toleration.
+Sources: k8s.io/component-helpers/scheduling/corev1 (nodeaffinity) and the API reference of NodeSelectorRequirement.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from binder.cache.table import Bools, Column, Ints, NodeTable, Rows
+from binder.cache.column import Bools, Column, Ints, Rows
+from binder.cache.table import NAME, NodeTable
+from binder.cache.view import NodeView
+from binder.pod.demand import Demand, Shape
+from binder.rules.rule import Cure, NewNode, ShapeQuery, ShapeRule
 
 JsonObject = Mapping[str, Any]
-# (key, value, effect)
-Taint = tuple[str, str, str]
 
-CORDON: Taint = ("node.kubernetes.io/unschedulable", "", "NoSchedule")
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
-_HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
-def untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[JsonObject]) -> Taint | None:
-    """The first NoSchedule or NoExecute taint that the pod does not tolerate."""
-    return next((t for t in taints if t[2] in _HARD_EFFECTS and not _is_tolerated(t, tolerations)), None)
+class NodeSelectorMismatch(ShapeRule):
+    """The node lacks a label of the pod's `nodeSelector`."""
+
+    name = "NodeSelectorMismatch"
+    cures = frozenset({Cure.NODE})
+    new_node = NewNode.OTHER_POOL
+    moves = True
+    lasts = True
+
+    def fails(self, query: ShapeQuery) -> Bools | None:
+        matching = matches_selector(query.table, query.shape.node_selector, query.rows)
+        return None if matching is None else ~matching
+
+    def why(self, demand: Demand, view: NodeView) -> str:
+        return ",".join(f"{k}={v}" for k, v in sorted(demand.shape.node_selector.items()))
 
 
-def tolerates_taints(table: NodeTable, tolerations: Sequence[JsonObject], rows: Rows) -> Bools:
-    return table.taints.map(
-        rows, lambda taints: untolerated_taint(taints or (), tolerations) is None, np.bool_
+class NodeAffinityMismatch(ShapeRule):
+    """The node is none that the pod's required node affinity names."""
+
+    name = "NodeAffinityMismatch"
+    cures = frozenset({Cure.NODE})
+    new_node = NewNode.OTHER_POOL
+    moves = True
+    lasts = True
+
+    def fails(self, query: ShapeQuery) -> Bools | None:
+        matching = matches_affinity(query.table, query.shape.node_affinity, query.rows)
+        return None if matching is None else ~matching
+
+    def preference(self, query: ShapeQuery) -> Ints | None:
+        """Sum of the weights of the preferred terms that match. An empty term says nothing."""
+        preferred = query.shape.node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution")
+        if not preferred:
+            return None
+        matching = [p["weight"] * _matches_term(query.table, p["preference"], query.rows) for p in preferred]
+        return np.sum(matching, axis=0)
+
+
+def selected_nodes(table: NodeTable, shape: Shape) -> Bools:
+    """Nodes that the pod's selector and required affinity allow, whatever else is with them."""
+    rows = table.all_rows
+    masks = (
+        matches_selector(table, shape.node_selector, rows),
+        matches_affinity(table, shape.node_affinity, rows),
     )
-
-
-def untolerated_preferences(table: NodeTable, tolerations: Sequence[JsonObject], rows: Rows) -> Ints:
-    """How many PreferNoSchedule taints of each node the pod does not tolerate."""
-
-    def count(taints: Iterable[Taint] | None) -> int:
-        soft = (taint for taint in taints or () if taint[2] == "PreferNoSchedule")
-        return sum(not _is_tolerated(taint, tolerations) for taint in soft)
-
-    return table.taints.map(rows, count, np.int64)
-
-
-def tolerates_cordon(table: NodeTable, tolerations: Sequence[JsonObject], rows: Rows) -> Bools:
-    """Whoever tolerates the cordon's taint may pass, as with Kubernetes' own NodeUnschedulable."""
-    if untolerated_taint((CORDON,), tolerations) is None:
-        return np.ones(len(table.cordon.codes[rows]), np.bool_)
-    return table.cordon.codes[rows] == 0
+    return np.logical_and.reduce([np.ones(len(table), np.bool_), *(m for m in masks if m is not None)])
 
 
 def matches_selector(table: NodeTable, selector: Mapping[str, str], rows: Rows) -> Bools | None:
@@ -67,31 +87,6 @@ def matches_node_selector(table: NodeTable, selector: JsonObject, rows: Rows) ->
     return np.logical_or.reduce(terms) if terms else _none(table, rows)
 
 
-def preference(table: NodeTable, affinity: JsonObject, rows: Rows) -> Ints | None:
-    """Sum of the weights of the preferred terms that match. An empty term says nothing."""
-    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution")
-    if not preferred:
-        return None
-    return np.sum([p["weight"] * _matches_term(table, p["preference"], rows) for p in preferred], axis=0)
-
-
-def _is_tolerated(taint: Taint, tolerations: Sequence[JsonObject]) -> bool:
-    return any(_tolerates(toleration, taint) for toleration in tolerations)
-
-
-def _tolerates(toleration: JsonObject, taint: Taint) -> bool:
-    """An empty effect matches all effects; an empty key with Exists matches all taints."""
-    taint_key, taint_value, effect = taint
-    if toleration.get("effect") and toleration["effect"] != effect:
-        return False
-    key, operator = toleration.get("key") or "", toleration.get("operator") or "Equal"
-    if key and key != taint_key:
-        return False
-    if operator == "Exists":
-        return True
-    return bool(key) and operator == "Equal" and (toleration.get("value") or "") == taint_value
-
-
 def _matches_term(table: NodeTable, term: JsonObject, rows: Rows) -> Bools:
     """All of its expressions and fields; an empty term matches nothing."""
     tests = [
@@ -104,7 +99,7 @@ def _matches_term(table: NodeTable, term: JsonObject, rows: Rows) -> Bools:
 def _matches_field(table: NodeTable, requirement: JsonObject, rows: Rows) -> Bools:
     if requirement["key"] != "metadata.name":  # the only field that there is
         return _none(table, rows)
-    return _matches(table.name, requirement, rows)
+    return _matches(table.fact(NAME), requirement, rows)
 
 
 def _matches(column: Column, requirement: JsonObject, rows: Rows) -> Bools:
@@ -145,4 +140,4 @@ def _integer(text: str) -> int | None:
 
 
 def _none(table: NodeTable, rows: Rows) -> Bools:
-    return np.zeros(len(table.name.codes[rows]), np.bool_)
+    return np.zeros(len(table.live[rows]), np.bool_)

@@ -19,7 +19,7 @@ from berth.contract.errors import InvalidPod
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster, slim
+from binder.engine.cluster import Cluster, slim
 from binder.pod.demand import parse_demand
 from scaler.activation.switchboard import Template
 from scaler.core.cache import Cache, keep_deployment, keep_pod

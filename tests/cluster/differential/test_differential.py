@@ -75,7 +75,7 @@ async def test_the_binder_allows_what_kube_scheduler_allows(
 
 
 def expected(case: Case, theirs: frozenset[str]) -> frozenset[str]:
-    """What the binder should allow: it binds no volumes, so it refuses what needs that (binder/rules/volumes.py)."""
+    """What the binder should allow: it binds no volumes, so it refuses what needs that (binder/cache/volumes.py)."""
     return frozenset() if WAITING_CLAIM in case.kinds else theirs
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from berth.contract.ids import NodeName
 from berth.contract.keys import Keys
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.pod.demand import parse_demand
-from binder.rules.filters import FITS
+from binder.rules.registry import FITS
 from tests.cluster.differential.draw import TOPOLOGY_KEYS
 from tests.cluster.differential.objects import Json, Objects, name_of
 

@@ -8,7 +8,7 @@ from bench.binder import core, objects
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.engine.score import LeastFragmentation
 
 NODES = 3

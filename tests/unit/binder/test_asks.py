@@ -10,8 +10,8 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.pod import has_ended
 from berth.contract.quantity import MOST
-from binder.cache.cluster import slim
 from binder.cache.reservations import bound_reservation
+from binder.engine.cluster import slim
 from binder.pod.conditions import reported_message
 from binder.pod.demand import Demand, host_ports, parse_demand, pod_claims, product_key
 from binder.pod.resources import pod_amounts

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
 from binder.cache.disruption_budgets import Budgets
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement
-from binder.engine.preemption import CURABLE, find_candidate
+from binder.engine.preemption import find_candidate
 from binder.pod.demand import parse_demand
-from binder.rules.filters import FITS, KIND
-from binder.rules.reasons import Kind
+from binder.rules.registry import FITS, RULES
+from binder.rules.rule import Cure
 from tests.fakes.objects import KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]
@@ -57,11 +57,11 @@ def asks(app: str = "me", **spec: Any) -> Json:
     return made
 
 
-def allowed(cluster: Cluster, one: Json) -> tuple[str, set[Kind]]:
+def allowed(cluster: Cluster, one: Json) -> tuple[str, set[str]]:
     """Where it may go, and why not to the others."""
     codes, table = cluster.decider.codes(parse_demand(one, KEYS)), cluster.decider.table
     fits = sorted(name for name, row in table.row_of.items() if codes[row] == FITS)
-    return " ".join(fits), {KIND[int(code)] for code in codes if code != FITS}
+    return " ".join(fits), {RULES.rule(int(code)).name for code in codes if code != FITS}
 
 
 def chosen(cluster: Cluster, one: Json) -> str:
@@ -208,11 +208,11 @@ def test_rules_between_pods(case: str) -> None:
     assert fits == where
     affinity = what.get("affinity", {})
     expected = (
-        Kind.POD_AFFINITY
+        "PodAffinityMismatch"
         if "podAffinity" in affinity
-        else Kind.POD_ANTI_AFFINITY
+        else "PodAntiAffinity"
         if affinity
-        else Kind.KEPT_AWAY
+        else "ExistingPodAntiAffinity"
     )
     assert kinds <= {expected}
 
@@ -523,12 +523,12 @@ def test_claims(case: str) -> None:
     because = cluster.decider.because(parse_demand(made, KEYS))
     if why in ("", "elsewhere"):
         assert because is None
-        assert kinds <= {Kind.VOLUME_ELSEWHERE}
+        assert kinds <= {"VolumeNodeAffinityConflict"}
     else:
         assert because is not None
         assert why in because.detail
         unbound = "bound" in why or "consumer" in why
-        assert because.kind is (Kind.VOLUME_NOT_BOUND if unbound else Kind.VOLUME_NOT_FOUND)
+        assert because.rule is ("VolumeClaimNotBound" if unbound else "VolumeClaimNotFound")
 
 
 @pytest.mark.parametrize("modes", [["ReadWriteOncePod"], ["ReadWriteOnce"], None])
@@ -544,7 +544,7 @@ def test_a_claim_for_one_pod_alone(modes: list[str] | None) -> None:
     reservation = resident("r", "a1", volumes=MOUNTS)
     cluster.on_pod(Change(ChangeKind.SET, reservation))
     because = cluster.decider.because(demand)
-    assert (because is not None and because.kind is Kind.VOLUME_IN_USE) is exclusive
+    assert (because is not None and because.rule == "VolumeInUse") is exclusive
     cluster.on_pod(Change(ChangeKind.GONE, reservation))
     assert cluster.decider.because(demand) is None
 
@@ -627,11 +627,20 @@ def test_a_budget_is_news_where_somebody_may_go_who_could_not() -> None:
 # --- what a pod's end can cure
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_only_what_other_pods_take_is_cured_by_their_end(kind: Kind) -> None:
-    taken = "RESOURCE TOO_MANY_PODS HOST_PORT MODEL_ON_NODE CODE_OF_ANOTHER AMONG_OTHERS GPU_MEMORY POD_ANTI_AFFINITY"
-    taken += " KEPT_AWAY SPREAD"
-    assert (kind in CURABLE) is (kind.name in taken.split())
+def test_only_what_other_pods_take_is_cured_by_their_end() -> None:
+    cured = {rule.name for rule in RULES.rules if Cure.POD_ENDS in rule.cures}
+    assert cured == {
+        "ResourceInsufficient",
+        "TooManyPods",
+        "HostPortTaken",
+        "ModelAlreadyOnNode",
+        "CodeOfAnotherNamespace",
+        "ModelsOfOtherNamespaces",
+        "GPUMemoryInsufficient",
+        "PodAntiAffinity",
+        "ExistingPodAntiAffinity",
+        "TopologySpread",
+    }
 
 
 CURED: dict[str, tuple[Json, Json]] = {

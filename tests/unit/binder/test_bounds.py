@@ -18,8 +18,8 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.scaling import ModelKey, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster, slim
 from binder.cache.pod_index import Neighbour, PodIndex
+from binder.engine.cluster import Cluster, slim
 from binder.engine.decision import Placement, Refusal
 from binder.engine.preemption import find_candidate
 from binder.engine.schedulable import SchedulableAnswers
@@ -27,7 +27,6 @@ from binder.pod import bounds
 from binder.pod.demand import parse_demand
 from binder.pod.selectors import parse_selector
 from binder.pod.topology_terms import Term
-from binder.rules.reasons import Kind
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
@@ -349,9 +348,9 @@ def test_of_a_bound_pod_with_too_many_labels_the_node_is_kept_free_and_its_chang
     assert calls(lambda: hear(made, labelled(MANY))) <= 2 * usual
     speaks_of = {"topologyKey": HOST, "labelSelector": {"matchLabels": {"l00000": "x"}}}
     demand = parse_demand(pods_of("team", "asks", affinity={"podAffinity": {REQUIRED: [speaks_of]}}), KEYS)
-    assert made.decider.decide(demand).counts(made.decider.table) == {  # type: ignore[union-attr]
-        Kind.POD_AFFINITY: NODES - 1,
-        Kind.KEPT_AWAY: 1,
+    assert made.decider.decide(demand).counts(made.decider) == {  # type: ignore[union-attr]
+        "PodAffinityMismatch": NODES - 1,
+        "ExistingPodAntiAffinity": 1,
     }
     hear(made, labelled(bounds.MOST_LABELS))
     assert kept_away(made, "other") == set()

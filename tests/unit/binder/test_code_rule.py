@@ -9,9 +9,9 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import CODE_BACKENDS, CodeReport, CodeRule, Failure, ModelReport, ModelState
 from binder.engine.decision import Refusal
+from binder.engine.explain import summary
 from binder.pod.demand import parse_demand
-from binder.rules.explain import summary
-from binder.rules.filters import CODE, FITS, KIND
+from binder.rules.registry import FITS, RULES
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.values import replace
@@ -55,7 +55,7 @@ class Tenants(Bench):
         decider = self.scheduler.cluster.decider
         codes = decider.codes(parse_demand(one, KEYS))
         return {
-            name: "" if codes[row] == FITS else KIND[int(codes[row])].value
+            name: "" if codes[row] == FITS else RULES.rule(int(codes[row])).name
             for name, row in decider.table.row_of.items()
         }
 
@@ -277,4 +277,4 @@ def test_a_refusal_says_what_is_in_the_way_and_not_whose_it_is() -> None:
     assert "secret" not in summary(decider, demand, outcome)
 
 
-CODE_OF = {number: kind.value for kind, number in CODE.items()}
+CODE_OF = {code: name for name, code in RULES.codes.items()}

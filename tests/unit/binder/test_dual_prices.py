@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from berth.contract.ids import GpuUuid, NodeName
-from binder.cache.cluster import Cluster
 from binder.cache.table import NodeTable
+from binder.engine.cluster import Cluster
 from binder.engine.cutting_stock import CELLS, remainder_values
 from binder.engine.decision import Placement
 from binder.engine.dual_prices import DemandHistory, Prices, PricingProblem, Request, extended, price
 from binder.engine.rank import Ranking
 from binder.engine.score import LeastFragmentation
 from binder.pod.demand import Shape, parse_demand
+from binder.rules.registry import RULES
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
 
@@ -377,7 +378,7 @@ def test_what_is_kept_of_the_nodes_worth_is_what_it_would_be_found_to_be() -> No
         fresh = LeastFragmentation()
         assert strategy._prices is not None
         fresh.learn(strategy._prices)
-        anew = Ranking(demand.shape, awaited=True)
+        anew = Ranking(demand.shape, RULES, awaited=True)
         anew.renew(cluster.decider.table, fresh)
         assert (found == anew.score).all()
         outcome = cluster.decider.decide(demand)

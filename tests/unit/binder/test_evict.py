@@ -12,8 +12,7 @@ from berth.kube.informer import Change, ChangeKind
 from binder.loop.evict import LOOK_AGAIN_SECONDS, PAUSE_SECONDS
 from binder.loop.verdict import BROKEN_SECONDS
 from binder.pod.demand import parse_demand
-from binder.rules.filters import CODE
-from binder.rules.reasons import Kind
+from binder.rules.registry import RULES
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.values import replace
@@ -94,7 +93,7 @@ class Controller(Bench):
         decider = self.scheduler.cluster.decider
         one = pod("next", annotations={KEYS.model_id: f"m-{uid}"})
         codes = decider.codes(parse_demand(one, KEYS)).tolist()
-        rows = [row for row, code in enumerate(codes) if code == CODE[Kind.EXCLUDED]]
+        rows = [row for row, code in enumerate(codes) if code == RULES.codes["ExcludedAfterLoadFailure"]]
         return [decider.table.view(row).facts.name for row in rows]
 
     def recorded(self) -> list[tuple[str, str]]:

@@ -85,7 +85,7 @@ async def test_filter_judges_gpu_memory_and_leaves_the_rest_to_kube_scheduler() 
 async def test_filter_tells_each_node_s_own_reason_and_not_what_kube_scheduler_sees_to() -> None:
     """Here a claim that waits for its first consumer, which is kube-scheduler's to bind."""
     _, scheduler, extender = make()
-    volumes = scheduler.cluster.volumes
+    volumes = scheduler.cluster.facts.volumes
     volumes.claims["team", "c"] = {
         "metadata": {"namespace": "team", "name": "c"},
         "spec": {"storageClassName": "late"},

@@ -8,15 +8,17 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName
 from berth.contract.report import TritonReport
+from binder.cache.cluster_facts import ClusterFacts
+from binder.cache.live_nodes import LiveNodes
 from binder.cache.state import ClusterState
 from binder.cache.table import NodeTable
 from binder.engine.decision import Decider, Placement, Refusal
+from binder.engine.explain import NodeVerdict, summary, verdicts
 from binder.engine.score import make_strategy
 from binder.pod.demand import parse_demand
 from binder.pod.resources import pod_amounts
-from binder.rules.explain import NodeVerdict, summary, verdicts
-from binder.rules.node_selection import matches_affinity, untolerated_taint
-from binder.rules.reasons import Kind
+from binder.rules.node_selection import matches_affinity
+from binder.rules.taints import untolerated_taint
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.values import replace
 
@@ -33,7 +35,11 @@ def state_of(*nodes: dict[str, Any], pods: tuple[dict[str, Any], ...] = ()) -> C
 
 
 def decider_of(state: ClusterState, *, strategy: str = "binpack", fresh: bool = True) -> Decider:
-    decider = Decider(state, make_strategy(strategy, np.random.default_rng(1)), clock=lambda: 0.0)
+    decider = Decider(
+        LiveNodes(state),
+        ClusterFacts(state=state, clock=lambda: 0.0),
+        make_strategy(strategy, np.random.default_rng(1)),
+    )
     for view in state.views():
         decider.table.beat(view.facts.name, 1.0 if fresh else -1.0)
     return decider
@@ -44,8 +50,8 @@ def verdict(asks: dict[str, Any], state: ClusterState, *, fresh: bool = True) ->
     return found
 
 
-def kind_of(found: NodeVerdict) -> Kind | None:
-    return None if found.reason is None else found.reason.kind
+def kind_of(found: NodeVerdict) -> str | None:
+    return None if found.reason is None else found.reason.rule
 
 
 def affinity(*terms: Any) -> dict[str, Any]:
@@ -59,49 +65,49 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
 
 
 CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
-REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]] = {
-    "cordoned": (Kind.NODE_UNSCHEDULABLE, {}, {"unschedulable": True}, ()),
-    "tainted": (Kind.TAINT_NOT_TOLERATED, {}, {"taints": [TAINT]}, ()),
-    "selector": (Kind.NODE_SELECTOR, {"nodeSelector": {"zone": "a"}}, {}, ()),
-    "affinity": (Kind.NODE_AFFINITY, {"affinity": affinity(expression("zone", "In", "a"))}, {}, ()),
-    "volume": (Kind.UNSUPPORTED, {"volumes": [{"name": "v", "awsElasticBlockStore": {}}]}, {}, ()),
-    "claims": (Kind.UNSUPPORTED, {"resourceClaims": [{"name": "gpu"}]}, {}, ()),
+REFUSALS: dict[str, tuple[str, dict[str, Any], dict[str, Any], tuple[Any, ...]]] = {
+    "cordoned": ("NodeUnschedulable", {}, {"unschedulable": True}, ()),
+    "tainted": ("TaintNotTolerated", {}, {"taints": [TAINT]}, ()),
+    "selector": ("NodeSelectorMismatch", {"nodeSelector": {"zone": "a"}}, {}, ()),
+    "affinity": ("NodeAffinityMismatch", {"affinity": affinity(expression("zone", "In", "a"))}, {}, ()),
+    "volume": ("UnsupportedConstraint", {"volumes": [{"name": "v", "awsElasticBlockStore": {}}]}, {}, ()),
+    "claims": ("UnsupportedConstraint", {"resourceClaims": [{"name": "gpu"}]}, {}, ()),
     "no such claim": (
-        Kind.VOLUME_NOT_FOUND,
+        "VolumeClaimNotFound",
         {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
         {},
         (),
     ),
-    "product": (Kind.GPU_PRODUCT, {"annotations": {KEYS.gpu_product: "A100,H100"}}, {}, ()),
-    "two GPUs": (Kind.GPU_COUNT, {"annotations": {KEYS.gpu_count: "2"}}, {}, ()),
-    "cpu": (Kind.RESOURCE, {"requests": {"cpu": "4001m"}}, {}, ()),
-    "memory": (Kind.RESOURCE, {"requests": {"memory": "9Gi"}}, {}, ()),
-    "other resource": (Kind.RESOURCE, {"requests": {"example.com/fpga": "1"}}, {}, ()),
-    "pods": (Kind.TOO_MANY_PODS, {}, {"allocatable": {"pods": "1"}}, (pod("x", on="n1", mem=None),)),
-    "no report": (Kind.NO_REPORT, {}, {"says": None}, ()),
-    "unreadable": (Kind.UNREADABLE_REPORT, {}, {"says": "{"}, ()),
-    "triton": (Kind.TRITON_NOT_READY, {}, {"says": report(triton=TritonReport(False, ""))}, ()),
-    "server": (Kind.WRONG_SERVER, {"annotations": {KEYS.server: "other"}}, {}, ()),
+    "product": ("GPUProductMismatch", {"annotations": {KEYS.gpu_product: "A100,H100"}}, {}, ()),
+    "two GPUs": ("GPUCountInsufficient", {"annotations": {KEYS.gpu_count: "2"}}, {}, ()),
+    "cpu": ("ResourceInsufficient", {"requests": {"cpu": "4001m"}}, {}, ()),
+    "memory": ("ResourceInsufficient", {"requests": {"memory": "9Gi"}}, {}, ()),
+    "other resource": ("ResourceInsufficient", {"requests": {"example.com/fpga": "1"}}, {}, ()),
+    "pods": ("TooManyPods", {}, {"allocatable": {"pods": "1"}}, (pod("x", on="n1", mem=None),)),
+    "no report": ("NoNodeReport", {}, {"says": None}, ()),
+    "unreadable": ("UnreadableNodeReport", {}, {"says": "{"}, ()),
+    "triton": ("TritonNotReady", {}, {"says": report(triton=TritonReport(False, ""))}, ()),
+    "server": ("WrongServer", {"annotations": {KEYS.server: "other"}}, {}, ()),
     "capabilities": (
-        Kind.MISSING_CAPABILITIES,
+        "MissingCapabilities",
         {"annotations": {KEYS.requirements: "tensorrt,python"}},
         {},
         (),
     ),
     "same id": (
-        Kind.MODEL_ON_NODE,
+        "ModelAlreadyOnNode",
         {"annotations": {KEYS.model_id: "m"}},
         {},
         (pod("x", on="n1", choice=CHOICE, annotations={KEYS.model_id: "m"}),),
     ),
     "model not yet gone": (
-        Kind.MODEL_ON_NODE,
+        "ModelAlreadyOnNode",
         {"annotations": {KEYS.model_id: "model-old"}},
         {"says": report(models=(listed("old"),))},
         (),
     ),
     "no gpu": (
-        Kind.NO_GPU,
+        "NoGPU",
         {},
         {
             "says": report().__class__(
@@ -110,9 +116,9 @@ REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]
         },
         (),
     ),
-    "sick gpu": (Kind.GPU_UNHEALTHY, {}, {"says": report(gpu(healthy=False, reason="lost"))}, ()),
-    "unknown foreign": (Kind.GPU_UNKNOWN, {}, {"says": report(gpu(other_use_bytes=None))}, ()),
-    "too big": (Kind.GPU_MEMORY, {"mem": "17Gi"}, {}, ()),
+    "sick gpu": ("GPUUnhealthy", {}, {"says": report(gpu(healthy=False, reason="lost"))}, ()),
+    "unknown foreign": ("GPUFactsUnknown", {}, {"says": report(gpu(other_use_bytes=None))}, ()),
+    "too big": ("GPUMemoryInsufficient", {"mem": "17Gi"}, {}, ()),
 }
 
 
@@ -132,12 +138,12 @@ def test_a_name_is_nobodys_and_an_id_its_namespaces() -> None:
     assert kind_of(verdict(pod(annotations={KEYS.model_id: "m"}), state)) is None
     mine = pod("w", on="n1", choice=CHOICE, annotations={KEYS.model_id: "m"})
     state = state_of(node(says=report()), pods=(same_name, theirs, mine))
-    assert kind_of(verdict(pod(annotations={KEYS.model_id: "m"}), state)) is Kind.MODEL_ON_NODE
+    assert kind_of(verdict(pod(annotations={KEYS.model_id: "m"}), state)) == "ModelAlreadyOnNode"
 
 
 def test_stale_facts_refuse_and_what_is_left_fits() -> None:
     state = state_of(node(says=report()))
-    assert kind_of(verdict(pod(), state, fresh=False)) is Kind.STALE
+    assert kind_of(verdict(pod(), state, fresh=False)) == "StaleNodeFacts"
     assert verdict(pod(), state).reason is None
 
 
@@ -146,7 +152,7 @@ def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
     assert verdict(pod(mem=str(14 * GIB)), state).reason is None
     reason = verdict(pod(mem=str(14 * GIB + 1)), state).reason
     assert reason is not None
-    assert (reason.kind, reason.short_bytes) == (Kind.GPU_MEMORY, 1)
+    assert (reason.rule, reason.short_bytes) == ("GPUMemoryInsufficient", 1)
 
 
 def test_memory_is_judged_per_gpu_and_not_per_node() -> None:
@@ -234,7 +240,7 @@ def test_host_ports_conflict_on_the_same_address_or_any() -> None:
     state = state_of(node(says=report()), pods=(taken,))
     for ip, refused in (("", True), ("10.0.0.1", True), ("10.0.0.2", False)):
         reason = verdict(pod(**host_port(80, ip)), state).reason
-        assert (reason is not None and reason.kind is Kind.HOST_PORT) is refused, ip
+        assert (reason is not None and reason.rule == "HostPortTaken") is refused, ip
 
 
 def choose(strategy: str, asks: dict[str, Any], state: ClusterState) -> Any:
@@ -304,4 +310,4 @@ def test_several_gpus_are_distinct_and_each_has_the_bytes() -> None:
     assert GpuChoice.decode(chosen.encode()) == chosen
     reason = verdict(pod(mem="9Gi", annotations={KEYS.gpu_count: "3"}), state).reason
     assert reason is not None
-    assert (reason.kind, reason.short_bytes) == (Kind.GPU_MEMORY, GIB)
+    assert (reason.rule, reason.short_bytes) == ("GPUMemoryInsufficient", GIB)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from berth.contract.ids import NodeName
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement, Refusal
+from binder.engine.explain import summary, verdicts
 from binder.engine.remedy import remedy
 from binder.engine.score import STRATEGIES, LeastFragmentation, make_strategy
 from binder.pod.demand import Demand, parse_demand
-from binder.rules.explain import summary, verdicts
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
 

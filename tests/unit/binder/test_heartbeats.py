@@ -7,7 +7,7 @@ from berth.contract.ids import NodeName
 from berth.contract.keys import Keys
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 
 N1 = NodeName("n1")
 

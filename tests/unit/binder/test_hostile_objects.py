@@ -15,11 +15,11 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
 from binder.engine.decision import Placement, Refusal
+from binder.engine.explain import verdicts
 from binder.engine.score import STRATEGIES, Strategy, make_strategy
 from binder.loop.metrics import BinderMetrics
 from binder.loop.queue import INITIAL_SECONDS
 from binder.pod.demand import Shape, parse_demand
-from binder.rules.explain import verdicts
 from tests.fakes.binder import scheduler_of
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.unit.binder.test_scheduler import Api, Events

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from berth.contract.ids import NodeName
-from binder.cache.table import Column
+from binder.cache.column import Column
 from tests.fakes.binder import Bench
 
 NODES, FEW = 200, 64

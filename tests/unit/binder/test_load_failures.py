@@ -3,12 +3,11 @@
 from typing import Any
 
 from berth.contract.ids import NodeName, PodUid
-from binder.cache.cluster import Cluster
+from binder.cache.load_failures import EXCLUDED_SECONDS, MOST_FAILURES, LoadFailures
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Decider, Placement, Refusal
 from binder.pod.demand import parse_demand
-from binder.rules.filters import CODE
-from binder.rules.load_failures import EXCLUDED_SECONDS, MOST_FAILURES, LoadFailures
-from binder.rules.reasons import Kind
+from binder.rules.registry import RULES
 from tests.fakes.objects import KEYS, node, pod, report
 
 N1 = NodeName("n1")
@@ -29,8 +28,8 @@ def owned(uid: str, **more: Any) -> dict[str, Any]:
 
 def test_the_node_is_left_out_for_a_while_and_only_for_that_model() -> None:
     clock = Clock()
-    failures = LoadFailures(clock)
-    cluster = Cluster(KEYS, clock=clock, excluded=failures.excluded)
+    cluster = Cluster(KEYS, clock=clock)
+    failures = cluster.facts.load_failures
     decider: Decider = cluster.decider
     cluster.state.set_node(node("n1", says=report()))
     decider.table.beat(N1, 1e9)
@@ -38,7 +37,7 @@ def test_the_node_is_left_out_for_a_while_and_only_for_that_model() -> None:
     assert failures.note(("team", "m"), N1, PodUid("p1"))
     refusal = decider.decide(same)
     assert isinstance(refusal, Refusal)
-    assert refusal.codes[0] == CODE[Kind.EXCLUDED]
+    assert refusal.codes[0] == RULES.codes["ExcludedAfterLoadFailure"]
     assert isinstance(decider.decide(parse_demand(pod("other"), KEYS)), Placement)
     clock.now = EXCLUDED_SECONDS
     assert isinstance(decider.decide(same), Placement)

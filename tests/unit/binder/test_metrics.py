@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.loop.metrics import RESULTS, BinderMetrics
 from binder.loop.queue import SchedulingQueue
 from binder.pod.demand import parse_demand
-from binder.rules.reasons import Kind
+from binder.rules.registry import RULES
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 GUIDE = (Path(__file__).parents[3] / "docs/operating.md").read_text()
@@ -32,8 +32,8 @@ def test_the_figures_of_a_scrape() -> None:
 
     for result in RESULTS:
         assert value("attempts_total", result=result) == 0
-    for kind in Kind:
-        assert value("refusals_total", reason=kind.value) == 0
+    for name in RULES.codes:
+        assert value("refusals_total", reason=name) == 0
     assert value("leader") == 0
     cluster = Cluster(KEYS)
     for one in (
@@ -44,10 +44,10 @@ def test_the_figures_of_a_scrape() -> None:
         cluster.on_node(Change(ChangeKind.SET, one))
     stale = pod("stale", on="n1", choice=GpuChoice(GpuUuid("b"), 1, GIB))
     cluster.on_pod(Change(ChangeKind.SET, stale))
-    metrics.follow(queue, cluster.state, cluster.quarantines)
+    metrics.follow(queue, cluster.state, cluster.facts.quarantines)
     metrics.attempted("error")
-    metrics.refused({Kind.STALE: 3, Kind.NO_GPU: 1})
-    metrics.refused({Kind.STALE: 2})
+    metrics.refused({"StaleNodeFacts": 3, "NoGPU": 1})
+    metrics.refused({"StaleNodeFacts": 2})
     assert (value("attempts_total", result="error"), value("attempts_total", result="scheduled")) == (1, 0)
     assert value("refusals_total", reason="StaleNodeFacts") == 5
     assert value("refusals_total", reason="NoGPU") == 1

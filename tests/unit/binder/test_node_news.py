@@ -10,13 +10,11 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import GpuReport, TritonReport
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
 from binder.cache.state import ClusterState
-from binder.cache.table import eases
-from binder.cache.view import parse_node
+from binder.cache.view import eases, parse_node
+from binder.engine.cluster import Cluster
 from binder.pod.demand import parse_demand
-from binder.rules.filters import FITS, KIND
-from binder.rules.reasons import Kind
+from binder.rules.registry import FITS, RULES
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.values import replace
 
@@ -148,38 +146,38 @@ def some_gpus(chance: random.Random, name: str) -> list[GpuReport]:
     ]
 
 
-def first_failing(cluster: Cluster, name: NodeName, one: Json) -> Kind | None:
+def first_failing(cluster: Cluster, name: NodeName, one: Json) -> str | None:
     """The rules once more, in their order, for one node and in plain words."""
     view, demand = cluster.state.view(name), parse_demand(one, KEYS)
     facts, shape = view.facts, demand.shape
     if facts.unschedulable:
-        return Kind.NODE_UNSCHEDULABLE
+        return "NodeUnschedulable"
     if any(taint["effect"] == "NoSchedule" for taint in facts.taints):
-        return Kind.TAINT_NOT_TOLERATED
+        return "TaintNotTolerated"
     if any(facts.labels.get(key) != value for key, value in shape.node_selector.items()):
-        return Kind.NODE_SELECTOR
+        return "NodeSelectorMismatch"
     if facts.report is None:
-        return Kind.NO_REPORT
+        return "NoNodeReport"
     if not facts.report.triton.ready:
-        return Kind.TRITON_NOT_READY
+        return "TritonNotReady"
     if (demand.model.ref.namespace, demand.model.model_id) in view.model_ids:
-        return Kind.MODEL_ON_NODE
+        return "ModelAlreadyOnNode"
     if dict(shape.amounts).get("cpu", 0) > view.left_of("cpu"):
-        return Kind.RESOURCE
+        return "ResourceInsufficient"
     if view.left_of("pods") < 1:
-        return Kind.TOO_MANY_PODS
+        return "TooManyPods"
     wanted = [
         g for g in view.gpus if not shape.products or g.product.replace(" ", "-").casefold() in shape.products
     ]
     if len(wanted) < min(shape.gpu_count, len(view.gpus)):
-        return Kind.GPU_PRODUCT
+        return "GPUProductMismatch"
     if len(view.gpus) < shape.gpu_count:
-        return Kind.GPU_COUNT
+        return "GPUCountInsufficient"
     usable = [g for g in wanted if g.healthy and view.free_on(g) is not None]
     if len(usable) < shape.gpu_count:
-        return Kind.GPU_UNHEALTHY if not all(g.healthy for g in wanted) else Kind.GPU_UNKNOWN
+        return "GPUUnhealthy" if not all(g.healthy for g in wanted) else "GPUFactsUnknown"
     enough = [g for g in usable if (view.free_on(g) or 0) >= shape.request_bytes]
-    return None if len(enough) >= shape.gpu_count else Kind.GPU_MEMORY
+    return None if len(enough) >= shape.gpu_count else "GPUMemoryInsufficient"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -226,7 +224,7 @@ def test_two_hundred_nodes_are_judged_as_each_alone(seed: int) -> None:
             )
             codes, table = cluster.decider.codes(parse_demand(asks, KEYS)), cluster.decider.table
             for known, row in table.row_of.items():
-                found = None if codes[row] == FITS else KIND[int(codes[row])]
-                assert found is first_failing(cluster, known, asks), (known, asks)
+                found = None if codes[row] == FITS else RULES.rule(int(codes[row])).name
+                assert found == first_failing(cluster, known, asks), (known, asks)
             some = np.array(chance.sample(range(len(table)), min(5, len(table))))
             assert (cluster.decider.codes_on(parse_demand(asks, KEYS), some) == codes[some]).all()

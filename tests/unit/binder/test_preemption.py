@@ -9,9 +9,9 @@ import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
-from binder.cache.cluster import Cluster
 from binder.cache.disruption_budgets import Budgets
 from binder.cache.reservations import Reservation
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement, Refusal
 from binder.engine.preemption import PreemptionCandidate, find_candidate, promising
 from binder.engine.remedy import remedy

@@ -6,7 +6,7 @@ import pytest
 
 from binder.engine.preemption import MOST_QUESTIONS, Questions
 from binder.loop import nominate as room
-from binder.loop.requeue import QueueingHints
+from binder.rules.domains import DomainRule
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS
 
@@ -80,7 +80,7 @@ async def test_a_second_reason_that_goes_away_on_another_node_is_not_forgotten()
 async def test_what_no_hint_foresees_is_searched_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod's own time comes at the latest two minutes after its last try, and then all nodes are searched (binder
     H3)."""
-    monkeypatch.setattr(QueueingHints, "_touches", lambda *_: False)
+    monkeypatch.setattr(DomainRule, "woken_by", lambda *_: False)
     async with Bench() as bench:
         lure(bench, "n1", labels={_ZONE: "a"})
         bench.node("n2", 1, labels={_ZONE: "a"})

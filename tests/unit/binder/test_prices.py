@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from binder.cache.cluster import Cluster
 from binder.cache.residents import residents
+from binder.engine.cluster import Cluster
 from binder.engine.score import LeastFragmentation, make_strategy
 from binder.loop.prices import PriceLearner
 from binder.pod.demand import parse_demand

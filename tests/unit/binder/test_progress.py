@@ -18,8 +18,8 @@ from binder.cache.view import NodeFacts, NodeView
 from binder.cli.answer import Answer, ProgressShown
 from binder.cli.pod_facts import Facts, Unread
 from binder.cli.progress import Progress, Stage, progress
-from binder.rules.explain import NodeVerdict
-from binder.rules.reasons import Kind, Reason
+from binder.engine.explain import NodeVerdict
+from binder.rules.rule import Reason
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.values import replace
 
@@ -567,7 +567,7 @@ def test_one_line(text: str, line: str) -> None:
 
 def test_a_verdict_on_a_node_is_shown_without_control_characters() -> None:
     verdict = NodeVerdict(NodeView(NodeFacts(NodeName("n1"), {}, (), False, {}, None)), None, ())
-    reason = Reason(Kind.UNREADABLE_REPORT, ESCAPE + "no JSON")
+    reason = Reason("UnreadableNodeReport", ESCAPE + "no JSON")
     answer = Answer("asks" + ESCAPE, False, "help" + ESCAPE, (replace(verdict, reason=reason),))
     out = io.StringIO()
     answer.show(Console(file=out, soft_wrap=True))

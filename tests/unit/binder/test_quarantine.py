@@ -11,10 +11,10 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, NodeName
 from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube.informer import ChangeKind
-from binder.cache.cluster import Cluster
+from binder.cache.quarantine import QUARANTINE_SECONDS, Quarantines
+from binder.engine.cluster import Cluster
 from binder.pod.demand import parse_demand
-from binder.rules.quarantine import QUARANTINE_SECONDS, Quarantines, template_of
-from binder.rules.reasons import Kind
+from binder.pod.template import template_of
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
 from tests.fakes.values import replace
@@ -162,7 +162,7 @@ async def test_what_two_brought_down_is_known_of_each() -> None:
         bench.gone("p2")
         bench.says("n2", lifted="all")
         assert await bench.told("p3") == "placed"
-        assert len(bench.scheduler.cluster.quarantines._of_model) == 0
+        assert len(bench.scheduler.cluster.facts.quarantines._of_model) == 0
 
 
 async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
@@ -407,7 +407,7 @@ def test_a_condition_holds_for_a_day_at_most_and_only_for_pods_of_a_controller()
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binder.rules.quarantine._MOST_TEMPLATES", 3)
+    monkeypatch.setattr("binder.cache.quarantine._MOST_TEMPLATES", 3)
     known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
     for number in range(9):
         said = f"took Triton down on node n{number % 2}; none is placed until 2026-01-01T01:00:00Z, unless"
@@ -427,15 +427,15 @@ async def test_a_condition_of_what_has_been_lifted_brings_nothing_back() -> None
         bench.says("n1", lifted="all")
         bench.says("n1")
         bench.tell("pods", waiting("p3", message))
-        assert bench.scheduler.cluster.quarantines.because(("team", "rs-1", "rs-1")) == ""
+        assert bench.scheduler.cluster.facts.quarantines.because(("team", "rs-1", "rs-1")) == ""
         bench.copy("p4", on="n1")
         bench.now += 60
         bench.says("n1", row("p4"))  # it is another one, and is told as well
-        assert bench.scheduler.cluster.quarantines.because(("team", "rs-1", "rs-1"))
+        assert bench.scheduler.cluster.facts.quarantines.because(("team", "rs-1", "rs-1"))
 
 
 def test_one_namespace_pushes_out_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binder.rules.quarantine._MOST_TEMPLATES", 3)
+    monkeypatch.setattr("binder.cache.quarantine._MOST_TEMPLATES", 3)
     known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
     said = "took Triton down on node n1; none is placed until 2026-01-01T01:00:00Z, unless"
     known.remember(("victim", "rs", ""), said)
@@ -456,7 +456,7 @@ def test_a_snapshot_for_people_knows_it_too_and_what_serves_stays() -> None:
         bench.tell("nodes", node(name, says=report(gpu(f"{name}-0"), models=(models,)), allocatable=PLENTY))
     because = cluster.decider.because(parse_demand(made("p3"), KEYS))
     assert because is not None
-    assert because.kind is Kind.QUARANTINED
+    assert because.rule == "ModelQuarantined"
     assert cluster.state.has_place("p2")  # type: ignore[arg-type]
 
 

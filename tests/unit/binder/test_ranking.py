@@ -3,12 +3,13 @@
 import pytest
 
 from berth.contract.ids import NodeName
-from binder.cache.cluster import Cluster
 from binder.cache.table import NodeTable
 from binder.engine import rank as ranking
+from binder.engine.cluster import Cluster
 from binder.engine.rank import Ranking, Rankings
 from binder.engine.score import LeastFragmentation
 from binder.pod.demand import Shape, parse_demand
+from binder.rules.registry import RULES, Registry
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -38,14 +39,14 @@ def test_as_many_are_kept_as_there_is_memory_for(
     table: NodeTable, monkeypatch: pytest.MonkeyPatch, rows: int, few: int, least: int, most: int
 ) -> None:
     keep(monkeypatch, rows=rows, few=few, least=least)
-    rankings = Rankings(LeastFragmentation())
+    rankings = Rankings(LeastFragmentation(), RULES)
     for shape in shapes(40):
         assert rankings.of(shape, table).shape == shape
     assert len(rankings._known) == most
 
 
 def test_more_nodes_leave_room_for_fewer(table: NodeTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    rankings, many = Rankings(LeastFragmentation()), shapes(40)
+    rankings, many = Rankings(LeastFragmentation(), RULES), shapes(40)
     for shape in many[:30]:
         rankings.of(shape, table)
     keep(monkeypatch, rows=20, few=1, least=4)
@@ -59,13 +60,13 @@ def test_one_shape_more_than_are_kept_does_not_cost_all_of_them(
 ) -> None:
     """A question goes through all models, again and again."""
     keep(monkeypatch, rows=100, few=1, least=4)
-    rankings, many, made = Rankings(LeastFragmentation()), shapes(55), 0
+    rankings, many, made = Rankings(LeastFragmentation(), RULES), shapes(55), 0
 
     class Counted(Ranking):
-        def __init__(self, shape: Shape, *, awaited: bool = False) -> None:
+        def __init__(self, shape: Shape, rules: Registry, *, awaited: bool = False) -> None:
             nonlocal made
             made += 1
-            super().__init__(shape, awaited=awaited)
+            super().__init__(shape, rules, awaited=awaited)
 
     monkeypatch.setattr(ranking, "Ranking", Counted)
     for _ in range(10):

@@ -7,7 +7,7 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement, Refusal
 from binder.pod.demand import parse_demand
 from tests.cluster.differential.generator import generate

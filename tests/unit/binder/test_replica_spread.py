@@ -7,7 +7,6 @@ import pytest
 
 from berth.contract.ids import NodeName, PodUid
 from berth.kube.informer import ChangeKind
-from binder.engine.simulate import ClusterSnapshot
 from binder.pod.demand import parse_demand
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS, Json, pod
@@ -134,7 +133,9 @@ async def test_a_replica_on_a_node_that_is_gone_costs_nothing() -> None:
 async def test_a_question_spreads_what_it_supposes() -> None:
     async with Zones("a0 b0 c0") as bench:
         (first,) = await bench.places(1)
-        mirror: ClusterSnapshot = bench.scheduler.cluster.snapshot()
+        cluster = bench.scheduler.cluster
+        mirror = cluster.snapshot()
+        decider = cluster.decider_over(mirror)
         while not mirror.follow(most=100):
             pass
         one = pod("next", annotations={KEYS.model_id: None})
@@ -142,12 +143,12 @@ async def test_a_question_spreads_what_it_supposes() -> None:
         demand = parse_demand(one, KEYS)
         nodes = []
         for _ in range(2):
-            outcome = mirror.decide(demand)
+            outcome = decider.decide(demand)
             nodes.append(outcome.node)  # type: ignore[union-attr]
-            mirror.add(demand, outcome)  # type: ignore[arg-type]
+            mirror.add(demand, outcome.node, outcome.gpu)  # type: ignore[union-attr]
         assert sorted([first, *nodes]) == ["a0", "b0", "c0"]
         with mirror.without([PodUid("r0")]):
-            assert mirror.decide(demand).node == first  # type: ignore[union-attr]
+            assert decider.decide(demand).node == first  # type: ignore[union-attr]
         mirror.revert()
-        assert NodeName(first) not in (mirror.decide(demand).node,)  # type: ignore[union-attr]
-        assert np.isfinite(mirror.scores(demand)).all()
+        assert NodeName(first) not in (decider.decide(demand).node,)  # type: ignore[union-attr]
+        assert np.isfinite(decider.scores(demand)).all()

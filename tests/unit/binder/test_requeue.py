@@ -11,12 +11,13 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import ChangeKind
 from berth.runtime.backoff import Backoff
+from binder.cache.live_nodes import LiveNodes
+from binder.cache.load_failures import LoadFailures
 from binder.engine.decision import Decider, Placement
 from binder.engine.preemption import find_candidate
 from binder.engine.score import make_strategy
 from binder.loop import queue
 from binder.loop.queue import WOKEN_CAP_SECONDS
-from binder.rules.load_failures import LoadFailures
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, node, pod
 
@@ -379,14 +380,7 @@ class History:
         scheduler = self.bench.scheduler
         cluster, room = scheduler.cluster, scheduler.nominator
         cluster.decider.refresh()
-        fresh = Decider(
-            cluster.state,
-            make_strategy("binpack", None),  # type: ignore[arg-type]
-            clock=lambda: self.bench.now,
-            volumes=cluster.volumes,
-            namespaces=cluster.namespaces,
-            excluded=lambda _: self.avoided,
-        )
+        fresh = Decider(LiveNodes(cluster.state), cluster.facts, make_strategy("binpack", None))  # type: ignore[arg-type]
         for name, facts in self.nodes.items():
             fresh.table.beat(NodeName(name), math.inf if facts["beats"] else -math.inf)
         for demand in list(scheduler.queue.demands()):

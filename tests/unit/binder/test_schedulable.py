@@ -20,10 +20,10 @@ from berth.contract.scaling import (
     SchedulableRequest,
 )
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
 from binder.cache.reservations import Reservation
 from binder.cache.state import with_replica
 from binder.engine import schedulable as schedulable
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement
 from binder.engine.idle import IdlePods
 from binder.engine.preemption import Questions

@@ -9,6 +9,8 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import ModelReport
+from binder.cache.cluster_facts import ClusterFacts
+from binder.cache.live_nodes import LiveNodes
 from binder.cache.state import STALE_MODEL_GRACE_SECONDS, STALE_MODEL_LIMIT_SECONDS, ClusterState
 from binder.engine.decision import Decider, Placement
 from binder.engine.score import STRATEGIES, make_strategy
@@ -261,7 +263,7 @@ def test_no_sequence_of_events_puts_a_gpu_over_its_memory(seed: int) -> None:
     state = ClusterState(KEYS, clock=clock)
     gpus = [gpu("GPU-a", total=10 * GIB), gpu("GPU-b", total=6 * GIB, index=1)]
     by = make_strategy(rng.choice(STRATEGIES), np.random.default_rng(seed))
-    decider = Decider(state, by, clock=lambda: 0.0)
+    decider = Decider(LiveNodes(state), ClusterFacts(state=state, clock=lambda: 0.0), by)
     decider.table.beat(N1, 1.0)
     on_node: dict[str, tuple[GpuChoice, str]] = {}  # what Triton really holds: uid to choice and model id
     living: dict[str, dict[str, Any]] = {}

@@ -9,8 +9,8 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
-from binder.cache.table import NOT_KNOWN
+from binder.cache.view import NOT_KNOWN
+from binder.engine.cluster import Cluster
 from binder.engine.victims import Victims
 from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report

@@ -10,26 +10,33 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import TritonReport
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.cluster import Cluster
+from binder.cache.load_failures import LoadFailures
 from binder.cli.progress import Stage
+from binder.engine.cluster import Cluster
 from binder.engine.decision import Refusal
+from binder.engine.explain import sentence, summary, verdicts
 from binder.engine.remedy import remedy
-from binder.pod.demand import parse_demand
-from binder.rules.explain import sentence, summary, verdicts
-from binder.rules.reasons import Kind
+from binder.pod.demand import Demand, parse_demand
+from binder.rules.registry import RULES
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]
 GUIDE = (Path(__file__).parents[3] / "docs/operating.md").read_text()
 
 
-@pytest.mark.parametrize("word", [*Kind, *Stage])
-def test_every_word_has_its_line_in_the_guide(word: Kind | Stage) -> None:
-    assert re.search(rf"^\|[^|]*`{word.value}`[^|]*\|", GUIDE, re.MULTILINE)
+@pytest.mark.parametrize("word", [*RULES.codes, *(stage.value for stage in Stage)])
+def test_every_word_has_its_line_in_the_guide(word: str) -> None:
+    assert re.search(rf"^\|[^|]*`{word}`[^|]*\|", GUIDE, re.MULTILINE)
+
+
+class Excluding(LoadFailures):
+    def excluded(self, demand: Demand) -> list[NodeName]:
+        return [NodeName("excluded")]
 
 
 def cluster_of(*nodes: Json, pods: tuple[Json, ...] = ()) -> Cluster:
-    cluster = Cluster(KEYS, clock=lambda: 0.0, excluded=lambda _: [NodeName("excluded")])
+    cluster = Cluster(KEYS, clock=lambda: 0.0)
+    cluster.facts.load_failures = Excluding()
     for one in nodes:
         cluster.on_node(Change(ChangeKind.SET, one))
         name = one["metadata"]["name"]

@@ -27,7 +27,7 @@ from berth.kube.informer import Change, ChangeKind, Mirror
 from berth.kube.times import micro_time, utc_now
 from binder.api.extender import Extender
 from binder.api.leader import LeaderOnly
-from binder.cache.cluster import slim
+from binder.engine.cluster import slim
 from binder.engine.decision import Placement
 from binder.loop.metrics import BinderMetrics
 from binder.loop.queue import SchedulingQueue, Waiting

@@ -4,7 +4,7 @@ Shared by the scheduler, which follows it, and by `berth why`, `top` and `would-
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,18 +17,20 @@ from berth.contract.pod import node_of, pod_ref
 from berth.kube import paths
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import utc_now
+from binder.cache.cluster_facts import ClusterFacts
 from binder.cache.disruption_budgets import Budgets
 from binder.cache.heartbeats import Heartbeats
+from binder.cache.live_nodes import LiveNodes
+from binder.cache.load_failures import LoadFailures
 from binder.cache.node_kinds import NodeKinds
+from binder.cache.quarantine import Quarantines
+from binder.cache.snapshot import ClusterSnapshot
 from binder.cache.state import ClusterState
 from binder.engine.decision import Decider
 from binder.engine.score import Strategy, make_strategy
-from binder.engine.simulate import ClusterSnapshot
 from binder.pod.conditions import reported_message
-from binder.pod.demand import Demand, controller_of
-from binder.pod.selectors import Labels
-from binder.rules.quarantine import Family, Quarantines, Template, template_of
-from binder.rules.volumes import Volumes
+from binder.pod.demand import controller_of
+from binder.pod.template import Family, Template, template_of
 
 JsonObject = dict[str, Any]
 
@@ -44,7 +46,7 @@ class Source:
 
 
 class Cluster:
-    """`excluded`: nodes that a pod must not go to for now."""
+    """`facts` and `nodes` are what it keeps; `decider` decides over them."""
 
     def __init__(
         self,
@@ -52,30 +54,24 @@ class Cluster:
         strategy: Strategy | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._keys, self._clock = keys, clock
         self.state = ClusterState(keys, clock=clock)
-        self.volumes, self.budgets = Volumes(), Budgets()
-        self.quarantines = Quarantines(now)
+        self.facts = ClusterFacts(
+            state=self.state,
+            clock=clock,
+            quarantines=Quarantines(now),
+            load_failures=LoadFailures(clock),
+        )
+        self.nodes, self.budgets = LiveNodes(self.state), Budgets()
         self.kinds = NodeKinds(self.state, clock=clock)
         # Set by what is heard, taken back by who has looked at it (`hints`).
         self.volumes_changed = False
         self.namespaces_changed: set[str] = set()
-        self.namespaces: dict[str, Labels] = {}
         self._heartbeats = Heartbeats(keys.report_behind)
         self._strategy = strategy or make_strategy("binpack", np.random.default_rng())
-        self._excluded = excluded
-        self.decider = Decider(
-            self.state,
-            self._strategy,
-            clock=clock,
-            volumes=self.volumes,
-            namespaces=self.namespaces,
-            excluded=excluded,
-            quarantined=self._quarantined,
-        )
+        self.decider = Decider(self.nodes, self.facts, self._strategy)
 
     def sources(self, system_namespace: str) -> tuple[Source, ...]:
         """In the order in which they must be known: what is free before who wants it."""
@@ -92,31 +88,20 @@ class Cluster:
         )
 
     def snapshot(self) -> ClusterSnapshot:
-        """A decider for questions that begin with "if"."""
-        return ClusterSnapshot(
-            self.decider,
-            self.state,
-            self._strategy,
-            clock=self._clock,
-            volumes=self.volumes,
-            namespaces=self.namespaces,
-            excluded=self._excluded,
-            quarantined=self._quarantined,
-        )
+        """A mirror of the nodes, for questions that begin with "if"."""
+        return ClusterSnapshot(self.nodes)
 
-    def _quarantined(self, demand: Demand) -> str:
-        ref, model_id = demand.model.ref, demand.model.model_id
-        model = None if model_id is None else (ref.namespace, model_id)
-        return self.quarantines.because(demand.template, model=model, family=demand.family)
+    def decider_over(self, snapshot: ClusterSnapshot) -> Decider:
+        return Decider(snapshot, self.facts, self._strategy)
 
     def is_fresh(self, node: NodeName) -> bool:
         """The heartbeat of the node's agent is alive."""
-        return self.decider.table.deadline_of(node) > self._clock()
+        return self.nodes.table.deadline_of(node) > self._clock()
 
     def on_node(self, change: Change) -> bool:
         name = NodeName(change.object["metadata"]["name"])
         if change.kind is ChangeKind.GONE:
-            self.quarantines.follow(name, None, "", self._template, self._family)
+            self.facts.quarantines.follow(name, None, "", self._template, self._family)
             return self.state.remove_node(name)
         helps = self.state.set_node(change.object)
         if helps and (facts := self.state.facts_of(name)) is not None:
@@ -136,7 +121,7 @@ class Cluster:
         node = self._heartbeats.hear(change, earlier=earlier, now=now)
         if node is None:
             return False
-        table, deadline = self.decider.table, self._heartbeats.deadline(node, now=now)
+        table, deadline = self.nodes.table, self._heartbeats.deadline(node, now=now)
         revives = deadline > now >= table.deadline_of(node)
         table.beat(node, deadline)
         if revives:
@@ -150,7 +135,7 @@ class Cluster:
             ref, labels = pod_ref(pod), pod["metadata"].get("labels") or {}
             model_id = (pod["metadata"].get("annotations") or {}).get(self._keys.model_id, "").strip()
             template = template_of(ref.namespace, controller_of(pod), labels, model_id)
-            if (node := self.quarantines.remember(template, said)) is not None:
+            if (node := self.facts.quarantines.remember(template, said)) is not None:
                 self._follow_quarantines(node)
         # Also of a pod that is gone: its last state may be the first that we see of its node.
         freed = node_of(pod) is not None and self.state.set_pod(pod)
@@ -163,7 +148,7 @@ class Cluster:
     def _follow_quarantines(self, node: NodeName) -> None:
         """A report may name a pod before its watch has shown it."""
         if (facts := self.state.facts_of(node)) is not None:
-            self.quarantines.follow(node, facts.report, facts.lifted, self._template, self._family)
+            self.facts.quarantines.follow(node, facts.report, facts.lifted, self._template, self._family)
 
     def _template(self, uid: PodUid) -> Template | None:
         reservation = self.state.reservation_of(uid)
@@ -176,21 +161,21 @@ class Cluster:
     def on_namespace(self, change: Change) -> bool:
         meta = change.object["metadata"]
         labels = meta.get("labels") or {}
-        if self.namespaces.get(meta["name"]) == labels and change.kind is ChangeKind.SET:
+        if self.facts.namespaces.get(meta["name"]) == labels and change.kind is ChangeKind.SET:
             return False
-        _keep(self.namespaces, meta["name"], labels, change)
+        _keep(self.facts.namespaces, meta["name"], labels, change)
         self.namespaces_changed.add(meta["name"])
         return True
 
     def on_claim(self, change: Change) -> bool:
         meta = change.object["metadata"]
-        return self._keep_volume(self.volumes.claims, (meta["namespace"], meta["name"]), change)
+        return self._keep_volume(self.facts.volumes.claims, (meta["namespace"], meta["name"]), change)
 
     def on_volume(self, change: Change) -> bool:
-        return self._keep_volume(self.volumes.volumes, change.object["metadata"]["name"], change)
+        return self._keep_volume(self.facts.volumes.volumes, change.object["metadata"]["name"], change)
 
     def on_class(self, change: Change) -> bool:
-        return self._keep_volume(self.volumes.classes, change.object["metadata"]["name"], change)
+        return self._keep_volume(self.facts.volumes.classes, change.object["metadata"]["name"], change)
 
     def _keep_volume(self, known: dict[Any, Any], key: object, change: Change) -> bool:
         _keep(known, key, change.object, change)

@@ -1,61 +1,37 @@
-"""The cluster as it would be: a decider over a mirror of the scheduler's table, on which replicas can be supposed to be
-placed and pods to be gone.
+"""The cluster as it would be: a mirror of the scheduler's table, on which replicas can be supposed to be placed and pods to
+be gone.
 
-Its rules are a decision's, because it is a `Decider`. The mirror is its own: whatever is supposed, the scheduler's
+A decider over it decides by a decision's own rules. The mirror is its own: whatever is supposed, the scheduler's
 table, its queue and whoever waits hear nothing of it, so that a question may be left and taken up again. Between
 `follow` and `revert` the mirror stands still; only what pods say of each other (affinity, spread) and
 volumes are looked up as they are by then.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName, PodUid
+from binder.cache.live_nodes import LiveNodes
 from binder.cache.pod_index import Neighbour, PodIndex
-from binder.cache.state import ClusterState, with_replica
+from binder.cache.state import with_replica
 from binder.cache.table import NodeTable
 from binder.cache.view import NodeView
-from binder.engine.decision import Decider, Placement
-from binder.engine.score import Strategy
 from binder.pod.demand import Demand
 from binder.pod.selectors import Labels, Selector
 from binder.pod.topology_terms import Term
-from binder.rules.volumes import Volumes
 
 _NEVER = -1
 
 
-class ClusterSnapshot(Decider):
-    """`live`: the decider whose table is mirrored; the other parts are that one's own."""
+class ClusterSnapshot:
+    """`live`: the nodes that are mirrored."""
 
-    def __init__(
-        self,
-        live: Decider,
-        state: ClusterState,
-        strategy: Strategy,
-        *,
-        clock: Callable[[], float],
-        volumes: Volumes,
-        namespaces: Mapping[str, Labels],
-        excluded: Callable[[Demand], Iterable[NodeName]],
-        quarantined: Callable[[Demand], str],
-    ) -> None:
-        self._pods = _Pods(state.pods)
-        super().__init__(
-            state,
-            strategy,
-            clock=clock,
-            volumes=volumes,
-            namespaces=namespaces,
-            excluded=excluded,
-            quarantined=quarantined,
-            pods=self._pods,
-            table=NodeTable(like=live.table),
-        )
-        self._live, self._followed = live, _NEVER
+    def __init__(self, live: LiveNodes) -> None:
+        self._live, self._state, self._followed = live, live.state, _NEVER
+        self.table, self.pods = NodeTable(like=live.table), _Pods(live.state.pods)
         # As mirrored, of the nodes that something is supposed of.
         self._found: dict[NodeName, NodeView] = {}
         self._replicas: dict[NodeName, list[tuple[Demand, GpuChoice]]] = {}
@@ -80,19 +56,19 @@ class ClusterSnapshot(Decider):
         self._replicas.clear()
         self._claims.clear()
         self._hidden = frozenset()
-        self._pods.clear()
+        self.pods.clear()
         for view in found.values():
             self.table.put(view, hypothetical=True)
 
-    def add(self, demand: Demand, placement: Placement) -> None:
+    def add(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
         """The pod has this place."""
-        node, ref = placement.node, demand.model.ref
+        ref = demand.model.ref
         self._keep(node)
-        self._replicas.setdefault(node, []).append((demand, placement.gpu))
-        self.table.put(with_replica(self._view(node), demand, placement.gpu), hypothetical=True)
+        self._replicas.setdefault(node, []).append((demand, gpu))
+        self.table.put(with_replica(self._view(node), demand, gpu), hypothetical=True)
         self._claims.update((ref.namespace, claim) for claim in demand.claims)
         apart = demand.neighbours.anti_affinity
-        self._pods.add(Neighbour(ref.namespace, demand.labels, node, keeps_away=apart, owner=demand.owner))
+        self.pods.add(Neighbour(ref.namespace, demand.labels, node, keeps_away=apart, owner=demand.owner))
 
     def remove(self, uids: Collection[PodUid]) -> None:
         """These pods are gone, and their models."""
@@ -111,7 +87,7 @@ class ClusterSnapshot(Decider):
         """It stands still: see `follow`."""
 
     def is_claimed(self, namespace: str, claim: str) -> bool:
-        return (namespace, claim) in self._claims or super().is_claimed(namespace, claim)
+        return (namespace, claim) in self._claims or self._live.is_claimed(namespace, claim)
 
     def _hide(self, hidden: frozenset[PodUid]) -> None:
         """Nodes of those who are hidden now and were not, or the other way round, change."""
@@ -119,21 +95,21 @@ class ClusterSnapshot(Decider):
             return
         turned, self._hidden = self._hidden ^ hidden, hidden
         reservations = [
-            reservation for uid in turned if (reservation := self.state.reservation_of(uid)) is not None
+            reservation for uid in turned if (reservation := self._state.reservation_of(uid)) is not None
         ]
         for node in {reservation.node for reservation in reservations} & self.table.row_of.keys():
             self._keep(node)
             self.table.put(self._simulated(node), hypothetical=True)
-        self._pods.hide(pod for uid in hidden if (pod := self.state.pods.get(uid)) is not None)
+        self.pods.hide(pod for uid in hidden if (pod := self._state.pods.get(uid)) is not None)
 
     def _simulated(self, node: NodeName) -> NodeView:
         """The node as it is supposed to be."""
         here = {
             uid
             for uid in self._hidden
-            if (h := self.state.reservation_of(uid)) is not None and h.node == node
+            if (h := self._state.reservation_of(uid)) is not None and h.node == node
         }
-        view = self.state.view_without(node, here) if here else self._found[node]
+        view = self._state.view_without(node, here) if here else self._found[node]
         for demand, gpu in self._replicas.get(node, ()):
             view = with_replica(view, demand, gpu)
         return view
