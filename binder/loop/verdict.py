@@ -111,7 +111,9 @@ class Verdict:
 
     @property
     def next_step(self) -> str:
-        """What happens to the pod, as a sentence for its owner."""
+        """What happens to the pod, as a sentence for its owner; "" where nothing does yet."""
+        if self.waits:
+            return ""
         return f"it stays here: {self.stays}" if self.stays else _REPLACED[self.cause].format(node=self.node)
 
 
@@ -119,12 +121,13 @@ def verdict(
     pod: BoundPod, cause: Cause, failure: Failure | None, *, keys: Keys, scheduler_name: str
 ) -> Verdict:
     """`failure`: the class of a failed load. What depends on other nodes and on earlier tries is not decided here."""
+    if cause is Cause.FILES_LOST and not pod.is_initialized:
+        return Verdict(cause, pod.node, waits=True)  # its own loader may bring them yet
     is_ours = pod.scheduler_name == scheduler_name
     return Verdict(
         cause,
         pod.node,
         stays=next(_reasons_to_stay(pod, cause, failure, keys, is_ours=is_ours), ""),
-        waits=cause is Cause.FILES_LOST and not pod.is_initialized,
         is_reported=is_ours or cause is not Cause.LOAD_FAILED,
     )
 

@@ -232,7 +232,9 @@ async def goes(client: KubeClient, ref: PodRef) -> bool:
         return True
 
 
-async def test_a_rehearsed_eviction_asks_the_budgets_and_ends_nobody(plane: tuple[KubeClient, str]) -> None:
+async def test_a_dry_run_of_an_eviction_asks_the_budgets_and_ends_nobody(
+    plane: tuple[KubeClient, str],
+) -> None:
     client, _ = plane
     free, kept, twice = [await running(client, name, app=name) for name in ("free", "kept", "counted-twice")]
     allows = await budget(client, "allows", 1, app="free")
@@ -242,15 +244,15 @@ async def test_a_rehearsed_eviction_asks_the_budgets_and_ends_nobody(plane: tupl
         ("two", 1, "counted-twice"),
     ):
         await budget(client, name, allowed, app=app)
-    for _ in range(3):  # a rehearsal uses nothing up
-        await evict(client, free, rehearse=True)
+    for _ in range(3):  # a dry run uses nothing up
+        await evict(client, free, dry_run=True)
     assert (await client.get(allows))["status"]["disruptionsAllowed"] == 1
-    for rehearse in (True, False):
+    for dry_run in (True, False):
         with pytest.raises(KubeResponseError) as refused:
-            await evict(client, kept, rehearse=rehearse)
+            await evict(client, kept, dry_run=dry_run)
         assert refused.value.status == 429
         with pytest.raises(KubeResponseError) as refused:
-            await evict(client, twice, rehearse=rehearse)
+            await evict(client, twice, dry_run=dry_run)
         assert refused.value.status == 500
     assert [await goes(client, one) for one in (free, kept, twice)] == [False, False, False]
     await evict(client, free)
@@ -265,5 +267,5 @@ async def test_an_eviction_is_of_the_pod_that_was_meant(plane: tuple[KubeClient,
     with pytest.raises(Conflict):
         await evict(client, replace(successor, uid=PodUid("another")))
     assert not await goes(client, successor)
-    for rehearse in (True, False):
-        await evict(client, replace(successor, name="nobody"), rehearse=rehearse)
+    for dry_run in (True, False):
+        await evict(client, replace(successor, name="nobody"), dry_run=dry_run)

@@ -184,6 +184,7 @@ IGNORED: dict[str, tuple[Json, Json]] = {
         {"state": ModelState.FAILED, "failure": Failure.CAPACITY},
     ),
     "its loader still runs": ({"done": False}, LOST),
+    "bare, its loader still runs": ({"done": False, "owner": False}, LOST),
     "no model pod": ({"choice": None}, LOST),
     "served": ({}, {}),
 }

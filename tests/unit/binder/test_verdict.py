@@ -51,7 +51,9 @@ def test_a_verdict(
 
 
 def test_lost_files_wait_for_the_pod_s_own_loader() -> None:
-    assert verdict(LOADING, LOST, None, keys=KEYS, scheduler_name=NAME).waits
+    for bound in (LOADING, replace(LOADING, has_controller=False)):
+        found = verdict(bound, LOST, None, keys=KEYS, scheduler_name=NAME)
+        assert (found.waits, found.stays, found.next_step) == (True, "", "")
 
 
 def test_what_of_a_pod_decides() -> None:
