@@ -25,11 +25,10 @@ import agent.staging
 from agent.api import serve
 from agent.auth import Authenticator, TokenAuthenticator, TrustingAuthenticator
 from agent.limits import OPEN_CALLS, READ_CALLS
-from agent.staging import MAX_ENTRIES
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule
-from berth.nodeagent.client import AgentBusy, AgentConnection, AgentFull, AgentRefused, AgentUnavailable
+from berth.nodeagent.client import AgentBusy, AgentConnection, AgentFull, AgentRefused
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
@@ -148,21 +147,6 @@ async def first_done(calls: Sequence[Any], count: int) -> list[Any]:
     return [call for call in calls if call.done()]
 
 
-async def test_streams_that_trickle_take_one_slot_of_a_pod(tmp_path: Path) -> None:
-    async with serving(tmp_path) as agent:
-        evil = [agent.stage("evil", trickle("evil")) for _ in range(4)]
-        busy = await errors_of(*await first_done(evil, 3))
-        assert len(busy) == 3
-        for error in busy:
-            assert isinstance(error, AgentBusy)
-            assert "pod team/evil is staging already" in str(error)
-            assert error.retry_seconds > 0
-        await agent.serve_a_pod("good")
-        for one in evil:
-            one.cancel()
-        await until(lambda: agent.staging() == [])
-
-
 async def test_a_hundred_pods_of_one_namespace_hold_up_no_other(tmp_path: Path) -> None:
     async with serving(tmp_path) as agent:
         evil = [agent.stage(f"evil{n}", trickle(f"evil{n}"), "crowd") for n in range(100)]
@@ -174,33 +158,6 @@ async def test_a_hundred_pods_of_one_namespace_hold_up_no_other(tmp_path: Path) 
             one.cancel()
         await until(lambda: agent.staging() == [])
         await agent.serve_a_pod("late", "crowd")
-
-
-async def test_a_stream_that_trickles_ends_though_it_never_falls_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent.stage, "_SENDER_SECONDS", 0.2)
-    async with serving(tmp_path) as node:
-        (error,) = await errors_of(node.stage("evil", trickle("evil")))
-        assert type(error) is AgentUnavailable  # a sender that was only slow tries again
-        assert "kept the agent waiting" in str(error)
-        assert node.staging() == []
-
-
-async def test_byte_by_byte_at_full_speed_ends_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent.stage, "_SENDER_SECONDS", 0.2)
-
-    def bytes_only() -> Iterator[pb.StageRequest]:
-        yield header("evil")
-        yield file("1/model.py", 10**9)
-        while True:
-            yield pb.StageRequest(chunk=b"")
-
-    async with serving(tmp_path) as node:
-        (error,) = await errors_of(node.stage("evil", bytes_only()))
-        assert "kept the agent waiting" in str(error)
 
 
 async def test_a_thousand_watches_of_one_pod_leave_the_others_theirs(tmp_path: Path) -> None:
@@ -304,51 +261,6 @@ async def test_what_nobody_reads_yet_is_not_taken_from_the_network(
     async with serving(tmp_path) as node, asyncio.timeout(6 * SOON):
         taken = await accepted(node.port, "evil", calls=OPEN_CALLS, size=size)
         assert taken < READ_CALLS * size + OPEN_CALLS * 256 * 1024
-
-
-async def test_entries_of_a_model_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MAX_ENTRIES <= 100_000
-    monkeypatch.setattr(agent.staging, "MAX_ENTRIES", 64)
-
-    def files() -> Iterator[pb.StageRequest]:
-        yield header("evil")
-        for number in itertools.count():
-            yield file("/".join([f"{number:07}", *["d"] * 30, "f"]), 0)
-
-    async with serving(tmp_path) as node:
-        (error,) = await errors_of(node.stage("evil", files()))
-        assert isinstance(error, AgentRefused)
-        assert error.code is grpc.StatusCode.OUT_OF_RANGE
-        assert "at most 64 files and directories" in str(error)
-        assert node.staging() == []
-
-
-async def test_a_flood_of_commits_is_slowed_and_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent.stage_queue, "STAGE_RATE", 0.001)
-    async with serving(tmp_path) as node:
-        for _ in range(20):
-            await node.stage("evil", whole("evil"))
-        for error in await errors_of(*(node.stage("evil", whole("evil")) for _ in range(30))):
-            assert isinstance(error, AgentBusy)
-            assert "pod team/evil stages too often" in str(error)
-        await node.serve_a_pod("good")
-
-
-async def test_whole_models_cancelled_at_any_moment_leave_nothing(tmp_path: Path) -> None:
-    """Streams are given up before, while and after each of their messages; then all is as before."""
-    async with serving(tmp_path) as agent:
-        for moment in range(24):
-            uid = f"p{moment}"
-            call = agent.stage(uid, whole(uid), f"team{moment % 3}")
-            await asyncio.sleep(moment * 0.0005)
-            call.cancel()
-        await until(lambda: agent.staging() == [])
-        for name, record in agent.node.repository.records().items():
-            # One of nobody is empty, made for Triton's index to tell of it; the reconciler takes it away.
-            assert record is not None or not list(agent.node.repository.directory(name).iterdir())
-        await agent.serve_a_pod("good")
 
 
 class Reviews:

@@ -35,17 +35,6 @@ async def test_an_agent_that_starts_during_a_load_waits_for_it(served: Served) -
     assert served.loads("s1") == 1
 
 
-async def test_a_load_that_is_late_is_not_begun_again(served: Served) -> None:
-    node = served.node(load_timeout_seconds=1)
-    model = await node.stage("s2", files=served.files("s2", work="time.sleep(3)"))
-    await node.lifecycle.start_load(model)
-    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
-    assert await served.state("s2") is IndexState.LOADING
-    await served.until("s2", IndexState.READY)
-    await node.lifecycle.start_load(model)
-    assert (model.state, served.loads("s2")) == (ModelState.READY, 1)
-
-
 async def test_what_is_being_unloaded_is_gone_before_it_is_loaded(served: Served) -> None:
     node = served.node()
     model = await node.stage("s3", files=served.files("s3", finalize=2))

@@ -570,12 +570,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def test_a_node_whose_gpus_are_not_read_has_none_to_give(world: World) -> None:
-    async with world.running("--nvml=none"):
-        await world.until_ready()
-        assert (world.said.gpus, KEYS.node_total in world.api.annotations) == ((), False)
-
-
 @pytest.mark.parametrize(("auth", "told"), [("none", True), ("token", False)])
 async def test_who_calls_is_believed_only_if_that_is_asked_for(
     world: World, caplog: pytest.LogCaptureFixture, auth: str, told: bool
@@ -632,13 +626,3 @@ async def test_what_the_flags_say_of_the_disk_holds_for_who_stages(
         with pytest.raises(grpc.aio.AioRpcError, match=why) as refused:
             await stage(stub)
     assert refused.value.code() is code
-
-
-async def test_the_heartbeat_goes_on_while_the_report_cannot_be_written(world: World) -> None:
-    async with world.running():
-        await world.until_ready()
-        world.api.refuses = {f"PATCH {NODE}": FORBIDDEN}
-        world.api.bind(bound())  # there is something to say
-        await asyncio.sleep(0.4)  # twice as long as a loop may be silent
-        beats = world.api.beats
-        await until(lambda: world.api.beats > beats + 1)

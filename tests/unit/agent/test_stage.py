@@ -202,34 +202,6 @@ async def test_a_sender_pays_for_each_message_however_fast_it_comes(
     assert count < 600
 
 
-async def test_four_stage_at_once_and_the_fifth_waits_for_one_to_end(tmp_path: Path) -> None:
-    node, knows, never = Node(tmp_path), CallingPod(), asyncio.Event()
-    api = api_for(node, knows)
-
-    async def open_streams(count: int) -> None:
-        async with asyncio.timeout(5):
-            while len(list((tmp_path / "staging").iterdir())) != count:
-                await asyncio.sleep(0.005)
-
-    streams = []
-    for number in range(4):
-        knows.caller = f"p{number}"
-        header = pb.StageRequest(header=pb.StageHeader(model_name=f"model-p{number}"))
-        streams.append(asyncio.ensure_future(sent(api, header, FILE, then=never)))
-        await open_streams(number + 1)
-    knows.caller = "p5"
-    fifth = asyncio.ensure_future(staged(api, "model-p5"))
-    await asyncio.sleep(0.05)
-    assert not fifth.done()
-    streams[0].cancel()  # its client is gone
-    assert (await fifth).files == 1
-    await open_streams(3)
-    for stream in streams:
-        stream.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    assert list((tmp_path / "staging").iterdir()) == []
-
-
 async def test_a_call_that_is_given_up_while_its_directory_is_made_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

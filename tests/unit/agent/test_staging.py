@@ -171,3 +171,15 @@ def test_an_empty_chunk_and_a_file_of_nothing_are_fine_and_a_broken_stream_holds
 
 def _is_open(descriptor: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+def test_entries_of_a_model_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agent.staging.MAX_ENTRIES == 100_000
+    monkeypatch.setattr(agent.staging, "MAX_ENTRIES", 4)
+    files = staged_files(tmp_path, 10)
+    files.begin_file("1/a", 0)  # two entries
+    files.begin_file("1/b", 0)
+    files.begin_file("1/c", 0)
+    with pytest.raises(TooLarge, match=r"at most 4 files and directories .* it has 5 and 0"):
+        files.begin_file("1/d", 0)
+    files.close()

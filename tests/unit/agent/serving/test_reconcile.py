@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import pytest
 
-from agent.models import IdTaken, Model, Models
+from agent.models import Model
 from agent.repository import Record
 from agent.serving.reconcile import Plan, plan
 from berth.contract.gpu_choice import GpuChoice
@@ -51,29 +51,43 @@ def named(uid: str) -> ServerName:
     return on_server(uid, uid)
 
 
-def test_what_is_wanted_and_served_is_left_alone() -> None:
-    assert planned(model("a"), records=("a",), index={"a": READY}) == Plan()
+S = ModelState
 
 
-def test_a_staged_model_is_loaded() -> None:
-    assert planned(model("a", state=ModelState.STAGED), records=("a",), index={"a": GONE}).load == ("a",)
+@pytest.mark.parametrize(
+    ("models", "records", "index", "expected"),
+    [
+        # Wanted and served: left alone.
+        ([model("a")], "a", {"a": READY}, Plan()),
+        # Staged, or not known to a Triton that has restarted: loaded. Not for a pod that is ending.
+        ([model("a", state=S.STAGED)], "a", {"a": GONE}, Plan(load=("a",))),
+        ([model("a")], "a", {}, Plan(load=("a",))),
+        ([model("a", state=S.STAGED, deleting=True)], "a", {}, Plan()),
+        # Without a living pod: unloaded, whether there is a directory or Triton holds it.
+        ([model("a", lives=False)], "a", {"a": READY}, Plan(unload=(named("a"),))),
+        ([], "a", {}, Plan(unload=(named("a"),))),
+        ([], "", {"a": READY, "b": UNLOADING, "c": GONE}, Plan(unload=(named("a"), named("b")))),
+        # Files that are gone while the pod lives are lost; an earlier agent's, too: its loader has ended long ago.
+        ([model("a")], "", {"a": GONE}, Plan(lost=("a",))),
+        ([model("a", state=S.STAGED)], "", {}, Plan(lost=("a",))),
+        ([model("a", state=S.PENDING, has_served=True)], "", {}, Plan(lost=("a",))),
+        # A pod that never had files or is ending has lost none.
+        ([model("a", state=S.PENDING)], "", {}, Plan()),
+        ([model("a", state=S.FAILED)], "", {}, Plan()),
+        ([model("a", state=S.PENDING, has_served=True, deleting=True)], "", {}, Plan()),
+        ([model("a", state=S.PENDING, has_served=True, lives=False)], "", {}, Plan(forget=("a",))),
+        # Gone with all that it had: forgotten.
+        ([model("a", lives=False, state=S.PENDING)], "", {}, Plan(forget=("a",))),
+    ],
+)
+def test_what_is_wanted_is_compared_with_what_is_there(
+    models: list[Model], records: str, index: dict[str, IndexEntry], expected: Plan
+) -> None:
+    assert planned(*models, records=tuple(records), index=index) == expected
 
 
-def test_a_model_that_a_restarted_triton_does_not_know_is_loaded_again() -> None:
-    assert planned(model("a"), records=("a",)).load == ("a",)
-
-
-def test_nothing_is_loaded_for_a_pod_that_is_ending() -> None:
-    ending = model("a", state=ModelState.STAGED, deleting=True)
-    assert planned(ending, records=("a",)) == Plan()
-
-
-def test_orphans_are_unloaded() -> None:
-    assert planned(model("a", lives=False), records=("a",), index={"a": READY}).unload == (named("a"),)
-    assert planned(records=("a",)).unload == (named("a"),)  # a directory whose pod nobody knows
-    assert planned(index={"a": READY, "b": UNLOADING, "c": GONE}).unload == (named("a"), named("b"))
-    nobodys = plan({}, {ServerName("x"): None}, {})
-    assert nobodys.unload == ("x",)
+def test_a_directory_without_a_record_is_an_orphan() -> None:
+    assert plan({}, {ServerName("x"): None}, {}).unload == ("x",)
 
 
 def test_a_model_of_another_pod_under_the_same_name_is_not_this_pods() -> None:
@@ -82,20 +96,6 @@ def test_a_model_of_another_pod_under_the_same_name_is_not_this_pods() -> None:
     new.name = ModelName("old")
     outcome = planned(new, model("old", lives=False), records=("old",), index={"old": READY})
     assert (outcome.unload, outcome.load, outcome.lost) == ((named("old"),), (), ())
-
-
-def test_files_that_are_gone_while_the_pod_lives_are_lost() -> None:
-    assert planned(model("a"), index={"a": GONE}).lost == ("a",)
-    assert planned(model("a", state=ModelState.STAGED)).lost == ("a",)
-    # Under an earlier agent it had files and served: its loader has ended long ago.
-    assert planned(model("a", state=ModelState.PENDING, has_served=True)).lost == ("a",)
-
-
-def test_a_pod_that_never_had_files_or_is_ending_has_lost_none() -> None:
-    assert planned(model("a", state=ModelState.PENDING)) == Plan()
-    assert planned(model("a", state=ModelState.FAILED)) == Plan()
-    assert planned(model("a", state=ModelState.PENDING, has_served=True, deleting=True)) == Plan()
-    assert planned(model("a", state=ModelState.PENDING, has_served=True, lives=False)).lost == ()
 
 
 def test_a_second_directory_of_a_pod_is_an_orphan() -> None:
@@ -109,45 +109,8 @@ def test_a_second_directory_of_a_pod_is_an_orphan() -> None:
     assert found == Plan(unload=(on_server("a", "more"),))
 
 
-def test_a_pod_that_is_gone_with_all_it_had_is_forgotten() -> None:
-    assert planned(model("a", lives=False, state=ModelState.PENDING)).forget == ("a",)
-
-
 def seen(uid: str, **more: object) -> ModelPod:
     return parse_model_pod(pod(uid, on="n1", choice=GPU, **more), Keys())  # type: ignore[arg-type]
-
-
-async def test_an_id_belongs_to_the_pod_of_its_namespace_that_had_it_first() -> None:
-    models = Models()
-    models.see_pod(seen("a", annotations={Keys().model_id: "same"}))
-    models.see_pod(seen("b", annotations={Keys().model_id: "same"}))
-    assert models.claim(PodUid("a"), ModelName("same")).ref.uid == "a"
-    with pytest.raises(IdTaken, match="belongs to pod team/a"):
-        models.claim(PodUid("b"), ModelName("same"))
-    models.drop(next(m for m in models if m.ref.uid == "a"))
-    assert models.claim(PodUid("b"), ModelName("same")).name == "same"
-
-
-async def test_an_adopted_directory_counts_before_its_pod_is_seen() -> None:
-    models = Models()
-    models.set_resident(models.adopt(record("a")), True)
-    (only,) = models
-    assert (only.pod_lives, only.state, only.requested_bytes) == (False, ModelState.STAGED, 5)
-    models.see_pod(seen("a"))
-    assert only.pod_lives
-    assert models.residency == 1
-
-
-async def test_every_change_is_told() -> None:
-    models = Models()
-    change = models.next_change()
-    models.see_pod(seen("a"))
-    assert change.is_set()
-    change = models.next_change()
-    models.see_pod(seen("a"))
-    assert not change.is_set()
-    models.lose_pod(PodUid("a"))
-    assert change.is_set()
 
 
 _WORK = ("load ", "unload ", "call ", "watch")
