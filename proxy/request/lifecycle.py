@@ -76,6 +76,10 @@ class Request:
         assert stage in self.stage.followers, f"{stage} after {self.stage}"
         self.stage = stage
 
+    def prolong(self, now: float) -> None:
+        """It has moved on, as a stream does: its time begins anew."""
+        self.deadline = now + self.replica.limits.request_timeout_seconds
+
     @property
     def whose(self) -> object:
         """To what is shared by many replicas."""

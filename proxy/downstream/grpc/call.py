@@ -275,7 +275,7 @@ class Call(Request):
         if self.running is None:
             self.running = deque()
         self.running.append(admission)
-        self.deadline = deadline
+        self.prolong(now)
         self.messages += 1
         upstream.send(up, guard.framed(message, payload), end=False, owned=data)
         return True
@@ -341,7 +341,7 @@ class Call(Request):
             self.let_go(-size)
             return True
         if not self.held_bytes and self.kind.is_stream:  # it may no longer rest
-            self.deadline = time.monotonic() + self.downstream.timeout_seconds
+            self.prolong(time.monotonic())
         try:
             self.hold(size)
         except Refusal as refusal:
@@ -464,7 +464,7 @@ class Call(Request):
             )
         if self.queued.is_waiting:
             return False
-        self.deadline = now + self.downstream.timeout_seconds
+        self.prolong(now)
         return True
 
     def _cost_more(self, more_bytes: int) -> None:
@@ -680,7 +680,7 @@ class Call(Request):
     def _answered_messages(self, count: int) -> None:
         """So many messages of a stream are answered for good."""
         now, admissions = time.monotonic(), self.running
-        self.deadline = now + self.downstream.timeout_seconds
+        self.prolong(now)
         while count and admissions:
             admissions.popleft().release(now)
             count -= 1

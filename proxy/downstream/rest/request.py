@@ -457,7 +457,7 @@ class RestRequest(Request):
     def _send(self, data: bytes, start: bytes = b"") -> None:
         """The next of the body; `start`: what goes before its first."""
         if self.routed.decision.route is Route.GENERATE_STREAM:
-            self.deadline = time.monotonic() + self.replica.limits.request_timeout_seconds
+            self.prolong(time.monotonic())
         if self.routed.head.is_head:
             data = b""
         if data and self._answer is not None:
