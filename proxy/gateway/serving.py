@@ -34,7 +34,7 @@ from proxy.request.outstanding import Outstanding
 from proxy.request.replica import Replica
 from proxy.upstream.health import Upstream
 from proxy.upstream.http1 import UpstreamPool
-from proxy.upstream.triton import TritonQuestions
+from proxy.upstream.queries import TritonQuestions
 from proxy.wire.preamble import Kind
 
 _TICK_SECONDS: Final = 1.0

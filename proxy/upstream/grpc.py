@@ -1,4 +1,4 @@
-"""A connection to Triton's gRPC port, shared by all clients of all replicas of a process.
+"""Connections to Triton's gRPC port, shared by all clients of all replicas of a process.
 
 It knows nothing of clients: whose call a stream is (`GrpcRequest`) is told what Triton says of it. A slow client
 holds up its own stream alone, by that stream's window; the connection itself is always read.
@@ -6,15 +6,17 @@ holds up its own stream alone, by that stream's window; the connection itself is
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from berth.contract.endpoint import Address, UnixSocket
 from berth.runtime.logs import fields
+from proxy.policy.refusal import NotServed
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.grpc_head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive
 from proxy.transport.write_batch import WriteBatch
-from proxy.upstream.interface import UpstreamRequest
+from proxy.upstream.interface import Lost, UpstreamRequest
 from proxy.wire.grpc_status import try_again
 from proxy.wire.h2.client import CannotOpen, ClientCodec
 from proxy.wire.h2.events import (
@@ -37,6 +39,9 @@ from proxy.wire.h2.stream import Stream
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+# After a connection that could not be made: twice as long each time.
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 class GrpcRequest(UpstreamRequest, Protocol):
@@ -214,6 +219,84 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     def _end_if_done(self) -> None:
         if self.is_retired and not self.codec.streams and not self.is_closed:
             self.abort("no longer of use")
+
+
+class Upstreams(Protocol):
+    """Where calls go."""
+
+    def at_hand(self) -> UpstreamConnection | None:
+        """A connection, if what is sent on it goes out now."""
+        ...
+
+    def connection(self, caller: GrpcRequest) -> UpstreamConnection | None:
+        """For a call that begins now. None: `connected` follows, or `answer_broke`. Raises NotServed."""
+        ...
+
+
+class TritonGrpc:
+    """One connection for all calls, made when it is needed; a new one takes over when it can take no more."""
+
+    def __init__(self, cluster: UpstreamCluster, batch: WriteBatch, *, lost: Lost | None = None) -> None:
+        """`lost`: told whose calls Triton had when it went, before they are refused."""
+        self.batch = batch
+        self._cluster, self._lost = cluster, lost
+        self._readers = AnswerReaders()
+        self._current: UpstreamConnection | None = None
+        # Those too that only end their last calls.
+        self.connections: set[UpstreamConnection] = set()
+        self._pause, self._not_before, self._why = 0.0, 0.0, ""
+        cluster.follow(self._moved)
+
+    def at_hand(self) -> UpstreamConnection | None:
+        """The connection, if what is sent on it goes out now."""
+        current = self._current
+        return current if current is not None and current.has_room else None
+
+    def connection(self, caller: GrpcRequest | None = None) -> UpstreamConnection:
+        """The one for a call that begins now. Raises NotServed."""
+        current = self._current
+        if current is not None and current.is_usable:
+            return current
+        endpoint = self._cluster.require()
+        if asyncio.get_running_loop().time() < self._not_before:
+            raise NotServed(self._why)
+        if current is not None:
+            current.retire()
+        self._current = UpstreamConnection(
+            endpoint.grpc, Keys(endpoint.grpc_metadata), self._readers, self.batch, self
+        )
+        self.connections.add(self._current)
+        return self._current
+
+    def connection_over(self, connection: UpstreamConnection, replicas: list[object]) -> None:
+        self.connections.discard(connection)
+        if connection.transport is None:
+            self._pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause or _FIRST_PAUSE_SECONDS)
+            self._not_before = asyncio.get_running_loop().time() + self._pause
+            self._why = f"Triton cannot be reached at {connection.address}"
+        else:
+            self._pause = self._not_before = 0.0
+        if replicas:
+            log.warning("triton is gone with calls in it", extra=fields(replicas=len(replicas)))
+        if self._lost is not None:
+            for replica in replicas:
+                self._lost(replica)
+
+    def tick(self, now: float) -> None:
+        """Called every second."""
+        for connection in list(self.connections):
+            connection.tick(now)
+
+    async def close(self) -> None:
+        for connection in list(self.connections):
+            await connection.closed("the proxy ends")
+
+    def _moved(self, _: UpstreamEndpoint) -> None:
+        """Calls that come now go elsewhere."""
+        self._not_before = 0.0
+        if self._current is not None:
+            self._current.retire()
+            self._current = None
 
 
 def _name(code: int) -> str:

@@ -1,16 +1,23 @@
 """Small questions to Triton's REST port of the proxy's own: asked, and the whole answer waited for."""
 
 import asyncio
-from collections.abc import Callable
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from proxy.policy.refusal import NotServed
 from proxy.request.endpoint import UpstreamCluster
-from proxy.upstream.http1 import Pool, UpstreamHttp
+from proxy.request.replica import Replica
+from proxy.upstream.http1 import Pool, UpstreamHttp, UpstreamPool
 from proxy.wire.http1 import ResponseHead, write_start
 
 ANSWER_SECONDS: Final = 1.0
+# Triton may be busy with somebody's large JSON.
+_QUESTION_SECONDS: Final = 5.0
+_METADATA_SECONDS: Final = 10.0
 _ANSWER_BYTES = 4 * 1024 * 1024
 
 
@@ -121,3 +128,40 @@ class _Question:
     def _fail(self, error: NotServed) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
+
+
+class TritonQuestions:
+    """What gRPC clients ask that is answered here, from Triton's REST port. The server's own is asked once for
+    all who ask within a while: it does not change."""
+
+    def __init__(
+        self, pool: UpstreamPool, cluster: UpstreamCluster, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pool, self._cluster, self._clock = pool, cluster, clock
+        self._metadata: Mapping[str, Any] = {}
+        self._read_at = -math.inf
+        self._asking = asyncio.Lock()
+
+    async def versions(self, replica: Replica) -> list[str]:
+        """Raises NotServed."""
+        _, data = await self._ask(f"/v2/models/{replica.names.server.decode()}")
+        found = data.get("versions")
+        return [str(version) for version in found] if isinstance(found, list) else []
+
+    async def server_metadata(self) -> Mapping[str, Any]:
+        """Raises NotServed."""
+        async with self._asking:
+            if self._clock() - self._read_at > _METADATA_SECONDS:
+                status, data = await self._ask("/v2")
+                if status != 200 or not data:
+                    raise NotServed(f"Triton does not tell of itself, but answers {status}")
+                self._metadata, self._read_at = data, self._clock()
+        return self._metadata
+
+    async def _ask(self, path: str) -> tuple[int, Mapping[str, Any]]:
+        answer = await fetch(self._pool, self._cluster, path, seconds=_QUESTION_SECONDS)
+        try:
+            data = json.loads(answer.body)
+        except ValueError as error:
+            raise NotServed("Triton does not answer in JSON") from error
+        return answer.status, data if isinstance(data, dict) else {}

@@ -19,10 +19,9 @@ from proxy.policy.refusal import NotServed
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.replica import Replica
 from proxy.transport.write_batch import WriteBatch
-from proxy.upstream.grpc import UpstreamConnection
+from proxy.upstream.grpc import TritonGrpc, UpstreamConnection
 from proxy.upstream.health import Upstream
 from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
-from proxy.upstream.triton import TritonGrpc
 
 KEY = "triton-grpc-protocol-berth-inference-key"
 

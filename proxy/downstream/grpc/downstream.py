@@ -27,8 +27,8 @@ from proxy.request.messages import (
 from proxy.request.replica import Replica
 from proxy.transport.deadlines import Deadlines
 from proxy.transport.write_batch import WriteBatch
+from proxy.upstream.grpc import TritonGrpc, Upstreams
 from proxy.upstream.interface import Lost
-from proxy.upstream.triton import TritonGrpc, Upstreams
 from proxy.wire.grpc_status import GrpcError, Status
 from proxy.wire.h2.fields import FieldReader
 

@@ -10,7 +10,7 @@ from proxy.downstream.grpc import connection as grpc_client
 from proxy.policy.names import Names
 from proxy.policy.routes import SERVICE
 from proxy.request.messages import INFER, STREAM_INFER, framed
-from proxy.upstream import triton as triton_grpc
+from proxy.upstream import grpc as triton_grpc
 from proxy.upstream.grpc import UpstreamConnection
 from proxy.wire.h2 import frames, hpack
 from tests.fakes.data_plane import GrpcPair, grpc_common, triton_at_hand

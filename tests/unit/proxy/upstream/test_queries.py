@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.policy.refusal import NotServed
-from proxy.upstream.queries import Answer
-from proxy.upstream.triton import TritonQuestions
+from proxy.upstream.queries import Answer, TritonQuestions
 
 TEN_SECONDS = 10.0
 
@@ -22,7 +21,7 @@ class Node:
         self.answer: Answer | Exception = Answer(200, b'{"version": "2.51"}')
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        monkeypatch.setattr("proxy.upstream.triton.fetch", self._fetch)
+        monkeypatch.setattr("proxy.upstream.queries.fetch", self._fetch)
         nothing: Any = None
         self.questions = TritonQuestions(nothing, nothing, clock=lambda: self.now)
 
