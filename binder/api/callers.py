@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 class Callers:
-    """Lets nobody in but the scaler, by TokenReview. What was said of a token is remembered for a while, by its hash."""
+    """Lets in the scaler alone, by TokenReview. The answer about a token is remembered for a while, by its hash."""
 
     def __init__(self, client: KubeClient, system_namespace: str, clock: Callable[[], float]) -> None:
         self._client, self._clock = client, clock
@@ -40,7 +40,7 @@ class Callers:
         self._reviewing = 0
 
     async def require_scaler(self, authorization: str, source: str) -> None:
-        """Raises Refused, or KubeError when nobody can tell."""
+        """Raises Refused, or KubeError where the API server does not answer."""
         token = _token_of(authorization)
         key = hashlib.sha256(token.encode()).digest()
         until, refusal = self._known.get(key, (float("-inf"), None))

@@ -5,7 +5,7 @@ together never give the same bytes twice. Wire: k8s.io/kube-scheduler/extender/v
 ExtenderFilterResult, HostPriorityList, ExtenderBindingArgs; Go's own field names, for they have no
 JSON tags), with nodeCacheCapable: names, no nodes.
 
-Between filter and bind somebody else may take the memory, the binder's own pods CPU, too; then bind says
+Between filter and bind another pod may take the memory, the binder's own pods CPU, too; then bind says
 so, and kube-scheduler tries again. A replica that does not lead sends its caller to the one that does (307).
 """
 
@@ -102,7 +102,7 @@ class Extender:
     async def _bind(self, request: web.Request) -> web.StreamResponse:
         asked = wire.convert(await _arguments(request), _Binding, what=_BODY)
         ref = PodRef(asked.namespace, asked.name, asked.uid)
-        # A task of the scheduler's: it ends with the leadership, whoever still waits for the answer.
+        # A task of the scheduler's: it ends with the leadership, even if a client still waits for the answer.
         error = await self._scheduler.bindings.in_flight(self.place(ref, asked.node))
         return web.json_response({"Error": error})
 
@@ -228,7 +228,7 @@ def _pod_of(args: Any) -> JsonObject:
 
 
 def _node_names(args: Any) -> tuple[str, ...]:
-    """Raises InvalidValue. Each is looked up and answered for while nothing else is heard."""
+    """Raises InvalidValue. Each is looked up and answered for while no watch event is handled."""
     names = wire.convert(args, _WithNodes, what=_BODY).names
     if len(names) > _MOST_NAMES:
         raise InvalidValue(f"{_BODY}.NodeNames has {len(names)} names; {_MOST_NAMES} at most are answered")

@@ -32,7 +32,7 @@ def schedulable_url_of(identity: str) -> str:
 
 
 def error(status: int, why: str) -> web.Response:
-    """What every endpoint answers to what it does not take; worth another try where it is busy or nobody leads."""
+    """What every endpoint answers to what it does not take; worth another try where it is busy or no replica leads."""
     return web.json_response(
         {"error": why}, status=status, headers=_RETRY_AFTER if status in (429, 503) else {}
     )

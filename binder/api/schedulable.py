@@ -1,6 +1,6 @@
 """`POST /schedulable`: the scaler's question, over HTTP, for the leader alone knows what is promised.
 
-Asked by nobody but the scaler's ServiceAccount, which a TokenReview proves. Answered one at a time and in slices,
+Only the scaler's ServiceAccount may ask, which a TokenReview proves. Answered one at a time and in slices,
 between which pods are placed; a replica that does not lead sends its caller to the one that does (307).
 """
 
@@ -29,7 +29,7 @@ PATH: Final = "/schedulable"
 MOST_IDLE: Final = 8192
 _BODY_BYTES: Final = 16 * 1024 * 1024
 _BODY_SECONDS: Final = 5.0
-# A slice of an answer, after which whoever else has something to do is let do it. While pods wait that can be placed,
+# A slice of an answer, after which other tasks run. While pods wait that can be placed,
 # for as long as the slice took; and then nothing is answered for so many times as long as the whole answer took: pods
 # wait for one slice, and lose a twentieth of the time.
 SLICE_SECONDS: Final = 0.005

@@ -62,7 +62,7 @@ class Answer:
         if self.remedy:
             console.print(plain(self.remedy, limit=_MESSAGE_LIMIT))
         if self.reason is not None:
-            console.print(f"cluster autoscalers are told {self.reason.value}: {_TO_AUTOSCALERS[self.reason]}")
+            console.print(f"cluster autoscalers read {self.reason.value}: {_TO_AUTOSCALERS[self.reason]}")
         if not self.verdicts:
             return
         lines = Table("NODE", "GPU", "FREE", "WHY NOT", box=None, pad_edge=False)
@@ -73,7 +73,7 @@ class Answer:
 
 
 class Shown(Protocol):
-    """What can be told to people and to programs."""
+    """What can be printed for people and for programs."""
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -87,13 +87,13 @@ class ProgressShown:
     progress: Progress
 
     def to_json(self) -> dict[str, Any]:
-        told = self.progress
+        found = self.progress
         return {
-            "stage": told.stage.value,
-            "message": told.message,
-            "since": told.since or None,
-            "details": list(told.details),
-            "times": dict(told.times),
+            "stage": found.stage.value,
+            "message": found.message,
+            "since": found.since or None,
+            "details": list(found.details),
+            "times": dict(found.times),
         }
 
     def show(self, console: Console) -> None:

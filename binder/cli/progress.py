@@ -44,7 +44,7 @@ class Stage(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`since`: RFC 3339, "" where nobody tells. `details`: why it is not further, what comes next, and what
+    """`since`: RFC 3339, "" where it is unknown. `details`: why it is not further, what comes next, and what
     is wrong around it. `times`: when each phase was reached."""
 
     stage: Stage
@@ -142,9 +142,9 @@ class _Look:
         runs = [(c.name, c.ended) for c in (*self._inits, *self._mains) if c.ended is not None]
         since = max((run.at for _, run in runs), default="")
         reason, message = (self._status.get(key) or "" for key in ("reason", "message"))
-        told = (f"{reason}: {message}" if reason and message else reason or message,)
+        why = (f"{reason}: {message}" if reason and message else reason or message,)
         failed = tuple(f"container {name}: {run}" for name, run in runs if run.code != 0)
-        details = (*told, *failed, self._still_there())
+        details = (*why, *failed, self._still_there())
         return _Finding(Stage.ENDED, f"has ended ({self._status.get('phase')})", since, details)
 
     def _still_there(self) -> str:
@@ -232,11 +232,11 @@ class _Look:
             why = f"container {loader.name} runs; how far it is, only the node's report could tell"
             return _Finding(Stage.UNKNOWN, "is being loaded", since, (why, before))
         stage, what, why = _under_way(ModelState.PENDING if self._model is None else self._model.state)
-        told = "the agent has not listed the pod yet"
+        unlisted = "the agent has not listed the pod yet"
         if self._model is not None:
-            why, told = self._model.reason or why, ""  # what the agent says is nearer to the matter
+            why, unlisted = self._model.reason or why, ""  # what the agent says is nearer to the matter
         dated = f"so says the node's report of {self._report.observed_at}"
-        return _Finding(stage, what, since, (why, told, dated, before), timed="; its loader runs")
+        return _Finding(stage, what, since, (why, unlisted, dated, before), timed="; its loader runs")
 
     def _serving(self) -> _Finding:
         """Its init containers are done, or it has none."""

@@ -1,4 +1,4 @@
-"""What is wrong around a pod that has a node: the node, its agent, the GPUs chosen, whoever chose them. Pure."""
+"""What is wrong around a pod that has a node: the node, its agent, the GPUs chosen, the scheduler that chose them. Pure."""
 
 from collections.abc import Iterator
 

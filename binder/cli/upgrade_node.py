@@ -80,7 +80,7 @@ def _to_stderr(line: str) -> None:
 
 @dataclass(slots=True)
 class Record:
-    """What has been done so far, for whoever goes on."""
+    """What has been done so far, for the next run."""
 
     node: str
     mark: str  # the annotation of a node that an upgrade has cordoned
@@ -228,7 +228,7 @@ class NodeUpgrade:
         except KubeError as error:
             if not _may_pass(error):
                 raise
-            # 429: its budget does not allow it now. 500: two budgets count it, which somebody must change.
+            # 429: its budget does not allow it now. 500: two budgets count it, which an operator must change.
             return [f"leave to evict {ref} ({error})"]
         self.record.evicted.append(str(ref))
         self._say(f"evicted {ref}")

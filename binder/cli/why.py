@@ -133,7 +133,7 @@ async def _why_pending(client: KubeClient, options: WhyOptions, pod: JsonObject,
 
 
 def _last_word(pod: JsonObject) -> str:
-    """The binder knows more than the API server: nodes that it leaves out after a failed load, room that it keeps."""
+    """The binder knows more than the API server: nodes that it leaves out after a failed load, places that it reserves."""
     condition = conditions(pod).get("PodScheduled") or {}
-    told = condition.get("message") if condition.get("status") == "False" else ""
-    return f"the binder's last word was: {one_line(told)}" if told else ""
+    message = condition.get("message") if condition.get("status") == "False" else ""
+    return f"the binder reported last: {one_line(message)}" if message else ""

@@ -126,7 +126,7 @@ class BindingCycle:
 
     @property
     def in_doubt(self) -> bool:
-        """Some Binding may still be written that nobody waits for any more."""
+        """Some Binding may still be written although no task waits for it any more."""
         return bool(self._in_doubt)
 
     @property
@@ -201,7 +201,7 @@ class BindingCycle:
         """Not longer than the process has left."""
         pause = asyncio.ensure_future(self._sleep(seconds))
         self._pauses.add(pause)
-        self._wake.set()  # somebody else can have the slot
+        self._wake.set()  # another pod can have the slot
         try:
             await asyncio.wait({pause})
         finally:

@@ -2,7 +2,7 @@
 
 It evicts, through the API that honours PodDisruptionBudgets, and the pod's controller creates another. Three causes: a load
 that failed and may succeed on another node, files that are gone from the node, and a GPU that has been broken for a while.
-`verdict` says whether a pod is replaced; here is when, at what rate, and what its owner is told.
+`verdict` says whether a pod is replaced; here is when, at what rate, and what is reported to its owner.
 """
 
 import asyncio

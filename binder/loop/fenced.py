@@ -1,4 +1,4 @@
-"""The client by which a binder writes: only while nobody else can lead.
+"""The client by which a binder writes: only while no other replica can lead.
 
 Leadership is asked in the step that sends, after every wait of the caller, so that no writer can forget it or ask too
 early. Reads are free: a standby may look at what it likes.

@@ -1,4 +1,4 @@
-"""Pods that cannot be read as the binder's: only a change by their owner helps, and it is told why."""
+"""Pods that cannot be read as the binder's: only a change by their owner helps, and the reason is reported to it."""
 
 from dataclasses import dataclass
 

@@ -62,7 +62,7 @@ class BinderMetrics:
 
 
 class _Snapshot(Collector):
-    """What is read when somebody asks, so that no series outlives its node."""
+    """What is read at each scrape, so that no series outlives its node."""
 
     def __init__(self, queue: SchedulingQueue, state: ClusterState, quarantines: Quarantines) -> None:
         self._queue, self._state, self._quarantines = queue, state, quarantines

@@ -154,7 +154,7 @@ class Nominator:
         self, demand: Demand, refusal: Refusal, status: NodeToStatus, hint: QueueingHint | None = ANY
     ) -> PreemptionCandidate | None:
         """Look for pods of lower priority that can go, and begin to end them: on nodes that have become better since
-        `status` was searched or were not asked then, on all of them where it was not. Also told again while the pod
+        `status` was searched or were not asked then, on all of them where it was not. Also returned again while the pod
         waits for those that are on their way out.
 
         `hint`: why it is tried. Without a change the search goes on where it was left off, or begins anew, because not
@@ -215,7 +215,7 @@ class Nominator:
 
     def adopt(self, demand: Demand) -> None:
         """Take over the place for which the pod waits since an earlier leader, if it can still have it:
-        whoever is on the way out there goes for it."""
+        pods that terminate there already count as its victims."""
         uid, node, decider = demand.model.ref.uid, demand.nominated, self._cluster.decider
         if not node or uid in self._waiting or self._cluster.state.has_place(uid):
             return
@@ -242,7 +242,7 @@ class Nominator:
         self._cluster.state.withdraw(uid)
 
     def expire(self) -> None:
-        """Give back places for which nobody goes, and try again what has failed."""
+        """Release places for which no victim terminates, and retry what has failed."""
         now = self._clock()
         for nomination in list(self._waiting.values()):
             if nomination.until <= now and not self._somebody_goes(nomination):
@@ -349,7 +349,7 @@ class Nominator:
         self._forget(uid)
         until = self._clock() + NOMINATION_SECONDS
         granted = not to_go  # an earlier leader's work
-        # Who was refused before goes first: if that fails again, nobody else has gone in vain.
+        # A victim that was refused before goes first: if that fails again, no other has been evicted in vain.
         first = sorted(to_go, key=lambda victim: victim.ref.uid not in self._barred)
         self._waiting[uid] = Nomination(
             demand, candidate, until, first, granted, is_reported=demand.nominated is not None

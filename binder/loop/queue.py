@@ -4,7 +4,7 @@ Active pods are tried by priority, then age. A pod that found no place is parked
 cluster that may help it (`hints`) wakes it, once a short pause since its last try is over: 500 ms, twice
 as long each time that it was woken in vain, up to 10 s (kube-scheduler's backoffQ). Without that it is
 tried again after its own backoff (500 ms doubling to 2 min, the proof of concept's), which is there for
-what nobody foresees: it takes its turn behind those who have a reason to be tried, but it has one.
+what is not foreseen: it takes its turn behind those who have a reason to be tried, but it has one.
 A pod whose Binding failed waits for its whole backoff, because it is the API server that needs the pause.
 """
 

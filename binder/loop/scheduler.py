@@ -54,9 +54,9 @@ _TICK_SECONDS = 1.0
 # Woken pods that are looked at in one step: some milliseconds.
 _MOST_LOOKS = 32
 _NODES_AT_ONCE = 32
-# Changes of nodes that need not be weighed at once while nobody waits: some milliseconds.
+# Changes of nodes that need not be weighed at once while no pod waits: some milliseconds.
 _MOST_LAG = 64
-# Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
+# Nodes that are searched for what would make a pod fit, before that is reported: some milliseconds.
 _CLOSE_LOOKS = 2
 _ERROR = WaitReason.SCHEDULER_ERROR
 
@@ -180,7 +180,7 @@ class Scheduler:
                 while True:
                     self._wake.clear()
                     self.step()
-                    await asyncio.sleep(0)  # a wait for what is there already would let nobody else run
+                    await asyncio.sleep(0)  # a wait for what is there already would let no other task run
                     await wait_until_set(self._wake, timeout_seconds=self._pause())
         finally:
             self._metrics.leader.set(0)
@@ -188,7 +188,7 @@ class Scheduler:
             await self.abandon()
 
     async def _warm_up(self) -> None:
-        """Take over all nodes, a few at a time: who begins to lead knows of thousands, and must be heard of."""
+        """Take over all nodes, a few at a time: a new leader knows of thousands, and its Lease must be renewed meanwhile."""
         while self.state.is_touched:
             self.cluster.decider.refresh(most=_NODES_AT_ONCE)
             self.nominator.victims.renew()
@@ -211,7 +211,7 @@ class Scheduler:
     def step(self) -> None:
         """Place one pod that can be placed now; ask to be called again at once if there may be more.
 
-        One at a time, because the watches must be heard between two decisions.
+        One at a time, because watch events must be handled between two decisions.
         """
         if not self._may_write():
             return  # the leadership's own task will end this one
@@ -270,7 +270,7 @@ class Scheduler:
         assert waiting.status is not None
         try:
             return self._hints.hint(waiting.demand, waiting.status, changes)
-        except Exception:  # heard of when the pod is tried
+        except Exception:  # reported when the pod is tried
             return QueueingHint(None)
 
     def _is_worth_a_try(self, waiting: Waiting) -> bool:
@@ -278,7 +278,7 @@ class Scheduler:
             return True
         try:
             return self._hints.look(waiting.demand, waiting.status, waiting.hint)
-        except Exception:  # heard of when the pod is tried
+        except Exception:  # reported when the pod is tried
             return True
 
     def _next(self) -> Waiting | None:
@@ -320,7 +320,7 @@ class Scheduler:
             self._break_off(waiting, error)
 
     def _break_off(self, waiting: Waiting, error: Exception) -> None:
-        """A defect of ours, or an object that nobody has thought of: the pod is tried again later."""
+        """A defect of ours, or an object that is not as expected: the pod is tried again later."""
         self._metrics.attempted("broken")
         log.error("decision broke", extra=fields(pod=waiting.demand.model.ref), exc_info=error)
         self.state.forget(waiting.uid)  # no Binding is on its way: that would have been the last step
@@ -354,7 +354,7 @@ class Scheduler:
         else:
             self._update_reason(waiting, reason)
         if waiting.status is None and not self.queue.has_parked:
-            self._hints.take_changes()  # not asked for while nobody was parked: older than this refusal
+            self._hints.take_changes()  # not asked for while no pod was parked: older than this refusal
         self.queue.park(waiting, status)
         if candidate is None and why is not None and len(status.unasked):
             self.queue.wake(waiting, RESUME_SEARCH)
@@ -378,7 +378,7 @@ class Scheduler:
             self.queue.remove(ref.uid)
             self.nominator.forget_nominated(ref.uid)
             if pod["spec"].get("schedulingGates"):
-                return  # the API server's own condition says that it is gated; its change is heard of
+                return  # the API server's own condition says that it is gated; its change comes as a watch event
             self._invalid.put(pod, error)
         else:
             self._invalid.remove(ref.uid)
@@ -440,7 +440,7 @@ class Scheduler:
         waiting.message, waiting.reason = message, reason
 
     def _update_reason(self, waiting: Waiting, reason: WaitReason) -> None:
-        """Whether a new node would help is told at once, whatever else need not be repeated."""
+        """Whether a new node would help is reported at once, even where the message need not be repeated."""
         if reason is not waiting.reason:
             self._conditions.update_reason(waiting.demand.model.ref, waiting.message, reason=reason)
             waiting.reason = reason

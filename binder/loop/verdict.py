@@ -101,7 +101,7 @@ class BoundPod:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`stays`: why the pod is not replaced, "" where it is. `waits`: it is not yet, for its own loader still runs.
-    `is_reported`: its owner is told; what becomes of a load on another scheduler's account is that one's matter."""
+    `is_reported`: to its owner; a failed load of another scheduler's pod is left to that scheduler."""
 
     cause: Cause
     node: NodeName | None

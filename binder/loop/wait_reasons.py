@@ -56,7 +56,7 @@ class WaitReasons:
         if refusal.because is not None:
             return WaitReason.POD_REFUSED
         if not self._kinds:
-            # What a first node would be like nobody knows: a pool that begins with no node must be able to begin.
+            # What a first node would be like is unknown: a pool that begins with no node must be able to begin.
             return WaitReason.UNSCHEDULABLE
         self._kinds.refresh()
         alone = self._alone(demand)

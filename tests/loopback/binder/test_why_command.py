@@ -184,7 +184,7 @@ async def test_what_only_the_binder_knows_is_its_last_word(
     await why(kubeconfig, "p1", "-n", "team")
     out = capsys.readouterr().out
     assert "fits on 1 of 1 nodes" in out
-    assert f"the binder's last word was: {word}" in out
+    assert f"the binder reported last: {word}" in out
 
 
 @pytest.mark.parametrize("reason", [one.value for one in WaitReason])
@@ -194,6 +194,6 @@ async def test_what_cluster_autoscalers_are_told_is_shown(
     """The binder's own verdict: it knows kinds of nodes that are not there any more (ecosystem A1)."""
     pending["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": reason}]
     await why(kubeconfig, "p1", "-n", "team")
-    assert f"cluster autoscalers are told {reason}: " in capsys.readouterr().out
+    assert f"cluster autoscalers read {reason}: " in capsys.readouterr().out
     await why(kubeconfig, "p1", "-n", "team", "-o", "json")
     assert json.loads(capsys.readouterr().out)["reason"] == reason

@@ -97,7 +97,7 @@ async def test_why_says_where_a_pending_pod_fits_and_what_the_binder_said_last(
     one = pod("p1", mem="3Gi")
     assert (await answer_of(api, one, capsys))["remedy"] == ""
     word = "0/2 nodes: 1 ExcludedAfterLoadFailure,\n1 GPUMemoryInsufficient"
-    for status, told in (("True", ""), ("False", f"the binder's last word was: {' '.join(word.split())}")):
+    for status, told in (("True", ""), ("False", f"the binder reported last: {' '.join(word.split())}")):
         one["status"]["conditions"] = [{"type": "PodScheduled", "status": status, "message": word}]
         said = await answer_of(api, one, capsys)
         assert said["fits"]
