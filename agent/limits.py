@@ -1,11 +1,11 @@
 """How much of the agent one caller may take. No I/O; runs on the event loop alone."""
 
-import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
+from agent.fair_slots import FairSlots
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 
@@ -56,65 +56,6 @@ class RateLimiter:
         return max(0.0, short) / self._rate
 
 
-class FairReader:
-    """READ_AT_ONCE requests are read at once, READ_CALLS of a pod, and fair between namespaces: each gets one more
-    only while it has fewer than are free. The same rule holds for the places of those that wait."""
-
-    def __init__(
-        self,
-        *,
-        most: int = READ_AT_ONCE,
-        places: int = _READ_PLACES,
-        wait_seconds: float = _READ_WAIT_SECONDS,
-    ) -> None:
-        self._most, self._places, self._wait_seconds = most, places, wait_seconds
-        self._read: list[PodRef] = []
-        self._waiting: dict[asyncio.Event, PodRef] = {}
-
-    @asynccontextmanager
-    async def place(self, ref: PodRef) -> AsyncIterator[None]:
-        """For as long as the block lasts. Raises Busy."""
-        granted = self._joined(ref)
-        try:
-            await self._until(granted)
-            yield
-        finally:
-            self._leave(granted, ref)
-
-    def _joined(self, ref: PodRef) -> asyncio.Event:
-        queued = Counter(one.namespace for one in self._waiting.values())
-        if queued[ref.namespace] >= self._places - queued.total():
-            raise _too_many_send()
-        granted = asyncio.Event()
-        self._waiting[granted] = ref
-        self._grant()
-        return granted
-
-    async def _until(self, granted: asyncio.Event) -> None:
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                await granted.wait()
-        except TimeoutError:
-            raise _too_many_send() from None
-
-    def _leave(self, granted: asyncio.Event, ref: PodRef) -> None:
-        if self._waiting.pop(granted, None) is None:
-            self._read.remove(ref)
-        self._grant()
-
-    def _grant(self) -> None:
-        namespaces, pods = (
-            Counter(one.namespace for one in self._read),
-            Counter(one.uid for one in self._read),
-        )
-        for granted, ref in list(self._waiting.items()):
-            if pods[ref.uid] < READ_CALLS and namespaces[ref.namespace] < self._most - len(self._read):
-                del self._waiting[granted]
-                self._read.append(ref)
-                namespaces[ref.namespace] += 1  # so no second one of it goes in here, nor of the pod
-                granted.set()
-
-
 def _too_many_send() -> Busy:
     return Busy("the node is busy: too many calls send their requests; try again", retry_seconds=5.0)
 
@@ -124,7 +65,14 @@ class CallLimiter:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open: Counter[PodUid] = Counter()
-        self._reading = FairReader()
+        # While a request is read, it may be as large as gRPC takes it.
+        self._reading = FairSlots(
+            slots=READ_AT_ONCE,
+            places=_READ_PLACES,
+            wait_seconds=_READ_WAIT_SECONDS,
+            per_pod=READ_CALLS,
+            busy=_too_many_send,
+        )
         self._rates = RateLimiter(rate=CALL_RATE, burst=CALL_BURST, clock=clock)
 
     @contextmanager
@@ -136,7 +84,7 @@ class CallLimiter:
             raise Busy(f"pod {ref} has {OPEN_CALLS} calls open already; close some", retry_seconds=5.0)
         self._open[ref.uid] += 1
         try:
-            yield self._reading.place(ref)
+            yield self._reading.slot(ref)
         finally:
             self._open[ref.uid] -= 1
             if not self._open[ref.uid]:

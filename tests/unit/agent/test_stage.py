@@ -305,7 +305,7 @@ async def test_a_stream_that_has_no_slot_yet_is_not_read(tmp_path: Path) -> None
             )
         waits = asyncio.ensure_future(api.Stage(stream(), Context()))
         async with asyncio.timeout(20):
-            while not api._stager._queue._waiting:
+            while not api._stager._queue.waiting:
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0)
         assert not read.is_set()
