@@ -451,17 +451,20 @@ def _first_or_none(deployment: Deployment, requested: int) -> int | None:
 def _acted(
     state: ModelState, observed: Observed, load: Recommendation, now_ns: int
 ) -> tuple[ModelState, list[Action]]:
-    deployment, desired, actions = observed.deployment, state.desired, list[Action]()
+    deployment, desired = observed.deployment, state.desired
     limited = _limited(state, observed, now_ns) if desired.write else CapacityLimited(desired.replicas)
     is_retained = not desired.write and load.replicas == 0 and state.activity is Activity.INACTIVE
     evicted_to = state.evicted_to if is_retained else None
     requested = _requested(desired, observed, load, limited, evicted_to)
     replicas = deployment.replicas if requested is None else requested
-    due = [one for one in _warnings(state, deployment, limited, replicas) if _is_due(state, one, now_ns)]
-    actions += due
+    due: list[Event] = []
+    if limited.by > 0 or state.kept_for or state.waits is not None or state.rival is not None:
+        due = [one for one in _warnings(state, deployment, limited, replicas) if _is_due(state, one, now_ns)]
+    actions: list[Action] = [*due]
     promise = state.promise
     if requested is not None:
-        actions += _to_and_from_zero(state, deployment, requested, evicted_to, now_ns)
+        if requested != state.requested:
+            actions += _to_and_from_zero(state, deployment, requested, evicted_to, now_ns)
         promise = promise.kept(requested, now_ns)
         # What was requested before may still wait to be written.
         if requested != deployment.replicas or requested != state.requested:
@@ -473,11 +476,11 @@ def _acted(
         promise=promise,
         requested=state.requested if requested is None else requested,
         decisions=_noted(state, observed, load, limited, replicas, now_ns),
-        reported_ns={**state.reported_ns, **{one.reason: now_ns for one in due}}
-        if due
-        else state.reported_ns,
-        rival=None if any(one.reason == _CONFLICT for one in due) else state.rival,
     )
+    if due:
+        reported_ns = {**state.reported_ns, **{one.reason: now_ns for one in due}}
+        rival = None if any(one.reason == _CONFLICT for one in due) else state.rival
+        state = replace(state, reported_ns=reported_ns, rival=rival)
     status = _status(state, observed, load, replicas, now_ns)
     if status != deployment.told and now_ns - state.status_ns >= _STATUS_PAUSE_NS:
         state = replace(state, status_ns=now_ns)
@@ -522,8 +525,6 @@ def _to_and_from_zero(
     state: ModelState, deployment: Deployment, replicas: int, evicted_to: int | None, now_ns: int
 ) -> Iterator[Event]:
     """Of what is requested; what others write is theirs to report."""
-    if replicas == state.requested:
-        return
     if replicas == 0:
         why = "it was idle for its stable window" if evicted_to is None else "its memory was needed"
         if failure := failure_message(state, deployment, now_ns):

@@ -6,8 +6,7 @@ pkg/autoscaler/metrics/stats_scraper.go.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from berth.contract.scaling import ModelKey, ReplicaLoad
 from scaler.core.cache import Cache
@@ -130,8 +129,7 @@ class ReplicaLoads:
         return heard_ns - load.idle_seconds * SECOND_NS if load.last_arrival else 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoads:
+class ModelLoads(NamedTuple):
     """Of one model at one moment, as `reconcile.ReadyLoads`."""
 
     loads: ReplicaLoads
