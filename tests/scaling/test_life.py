@@ -44,7 +44,7 @@ async def test_five_in_flight_have_five_copies_where_five_fit(
         async def capacity_limited() -> None:
             said = await owner.scaled("crowd")
             assert (said.desired, said.requested, said.capacity_limited) == (5, 3, 2), said
-            assert "GPUMemoryInsufficient" in said.why, said
+            assert "GPUMemoryInsufficient" in said.message, said
 
         await eventually(capacity_limited)
         for node in squatters:

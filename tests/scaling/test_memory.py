@@ -32,7 +32,7 @@ async def test_who_needs_room_ends_the_idle_and_never_the_busy(
 
         async def rests() -> None:
             said = await owner.scaled("idle")
-            assert (said.wanted, said.ready) == (0, 1), said
+            assert (said.desired, said.ready) == (0, 1), said
 
         await eventually(rests, seconds=60, what="idle to be wanted no more, and to stay")
         (kept,) = await owner.ready("busy")
