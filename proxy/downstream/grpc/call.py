@@ -227,7 +227,7 @@ class Call(Request):
         if self.stage.is_over:
             data.release()
             return True
-        if self.up is not None and self._takes_usual(data):
+        if self.up is not None and self._takes_fast_path(data):
             return True
         if data.end:
             self.input = _ENDED
@@ -249,7 +249,7 @@ class Call(Request):
         self._data, self._last_piece = data, None
         return self.advance()
 
-    def _takes_usual(self, data: Data) -> bool:
+    def _takes_fast_path(self, data: Data) -> bool:
         """The fast path of a message of a stream that Triton has: whole, in one frame, and nothing keeps it waiting.
         It leaves out reading, and nothing else; False, with nothing done, where it is for the long way to decide."""
         reader, up, upstream, payload = self.reader, self.up, self.upstream, data.data

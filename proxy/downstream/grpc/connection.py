@@ -175,7 +175,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             return
         self._timeslice_from = time.monotonic()
         for place, event in enumerate(events):
-            if type(event) is WholeCall and self._take_usual(event):
+            if type(event) is WholeCall and self._take_fast_path(event):
                 continue
             later = self._take(event)
             if later is not None:
@@ -254,7 +254,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         if call is not None:
             call.client_left()
 
-    def _take_usual(self, event: WholeCall) -> bool:
+    def _take_fast_path(self, event: WholeCall) -> bool:
         """The fast path of a ModelInfer of one message that nothing keeps waiting. It leaves out reading, and nothing
         else; False, with nothing done, where it is for the long way to decide."""
         fields, data, downstream = event.fields, event.data, self.downstream

@@ -154,14 +154,14 @@ class RestConnection(asyncio.Protocol):
         if self._input:
             data = self._input + data
             self._keep(b"")
-        elif self._at is _At.HEAD and self._take_usual(data):
+        elif self._at is _At.HEAD and self._take_fast_path(data):
             return
         try:
             self._take(data)
         except BadRequest as error:
             self._not_http(error)
 
-    def _take_usual(self, data: bytes) -> bool:
+    def _take_fast_path(self, data: bytes) -> bool:
         """A request whose head has been seen before, with its whole JSON, for a Triton that waits.
 
         What this does is what the steps below would; what a head decides under the limits of now is not asked again.
@@ -169,13 +169,13 @@ class RestConnection(asyncio.Protocol):
         """
         downstream = self._downstream
         end = data.find(HEAD_END) + len(HEAD_END)
-        usual = downstream.usual.get(data[:end])
-        if usual is None or len(data) - end != usual.length or usual.length > INLINE_BYTES:
+        known = downstream.known_heads.get(data[:end])
+        if known is None or len(data) - end != known.length or known.length > INLINE_BYTES:
             return False
         replica, pool = downstream.replica, downstream.pool
         if (
-            downstream.cluster.endpoint is not downstream.usual_for
-            or replica.limits is not downstream.usual_limits
+            downstream.cluster.endpoint is not downstream.known_for
+            or replica.limits is not downstream.known_limits
         ):
             return False
         if not pool.has_idle:
@@ -184,18 +184,18 @@ class RestConnection(asyncio.Protocol):
             return False
         body = data[end:]
         try:
-            body = check_infer(body, replica.facts) if usual.is_infer else check_generate(body)
+            body = check_infer(body, replica.facts) if known.is_infer else check_generate(body)
         except Refusal:
             return False  # to be told of below
         now = time.monotonic()
-        request = RestRequest(self, downstream, usual.routed, b"", now)
-        if not request.admit_at_once(now, cost.of_json(body), usual.length):
+        request = RestRequest(self, downstream, known.routed, b"", now)
+        if not request.admit_at_once(now, cost.of_json(body), known.length):
             return False
         self._at, self._request, self._since = _At.REQUEST, request, now
-        replica.rest.received_bytes += usual.length
+        replica.rest.received_bytes += known.length
         request.go_at_once(
             pool.take_idle(request),
-            b"%bContent-Length: %d\r\n\r\n%b" % (usual.start, len(body), body),
+            b"%bContent-Length: %d\r\n\r\n%b" % (known.start, len(body), body),
         )
         return True
 

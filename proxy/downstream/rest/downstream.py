@@ -36,7 +36,7 @@ from proxy.wire.lookup import Lookup
 
 # Of a process: heads as they were read. Of a replica: what was decided about them.
 _HEADS, _HEAD_BYTES = 1024, 4096
-_USUAL, _USUAL_BYTES = 64, 1024
+_KNOWN, _KNOWN_BYTES = 64, 1024
 # For a question of a client's: Triton may be busy with somebody else's large JSON.
 _QUESTION_SECONDS = 5.0
 _ACCEPTS = re.compile(rb"Accept-Encoding:[^\r\n]*\r\n", re.IGNORECASE)
@@ -79,7 +79,7 @@ class RoutedHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class KnownHead:
     """What was decided about a head: a whole JSON of this length follows, and Triton gets this start of a head."""
 
     routed: RoutedHead
@@ -152,9 +152,9 @@ class RestDownstream:
         # Requests whose clients have gone, or were told that it took too long, while Triton works on them.
         self.given_up = GivenUpRequests()
         # Heads whose requests go on as they came, good for one way of reaching Triton and for the limits that they passed.
-        self.usual: Lookup[Usual] = Lookup(entries=_USUAL, key_bytes=_USUAL_BYTES)
-        self.usual_for: UpstreamEndpoint | None = None
-        self.usual_limits: ReplicaLimits | None = None
+        self.known_heads: Lookup[KnownHead] = Lookup(entries=_KNOWN, key_bytes=_KNOWN_BYTES)
+        self.known_for: UpstreamEndpoint | None = None
+        self.known_limits: ReplicaLimits | None = None
 
     def stop_accepting(self) -> None:
         """End the idle connections; each of the others closes once its answer is delivered."""
@@ -180,17 +180,19 @@ class RestDownstream:
             connection.tick(now)
         self.given_up.tick(now)
 
-    def remember_usual(self, raw: bytes, routed: RoutedHead, limits: ReplicaLimits) -> None:
+    def remember_head(self, raw: bytes, routed: RoutedHead, limits: ReplicaLimits) -> None:
         """After a request of this head has passed every check of a head, under these limits."""
         head, endpoint = routed.head, self.cluster.endpoint
         if head.length is None or head.encoding != "identity" or head.header_length is not None:
             return
         if head.keeps_alive and not head.expects_continue and endpoint is not None:
-            if endpoint is not self.usual_for or limits is not self.usual_limits:
-                self.usual.clear()
-                self.usual_for, self.usual_limits = endpoint, limits
+            if endpoint is not self.known_for or limits is not self.known_limits:
+                self.known_heads.clear()
+                self.known_for, self.known_limits = endpoint, limits
             start = self.request_start(routed, endpoint)
-            self.usual.remember(raw, Usual(routed, head.length, start, routed.decision.route is Route.INFER))
+            self.known_heads.remember(
+                raw, KnownHead(routed, head.length, start, routed.decision.route is Route.INFER)
+            )
 
     def require_route(self, decision: RestDecision) -> None:
         """Raises HttpError where the policy does not offer the route."""

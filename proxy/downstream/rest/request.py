@@ -305,7 +305,7 @@ class RestRequest(Request):
         if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
             self._admit(check(question, body))
             if not self.stage.is_over:
-                self._downstream.remember_usual(self._raw, self.routed, self._limits)
+                self._downstream.remember_head(self._raw, self.routed, self._limits)
             return
         self._task = asyncio.create_task(self._check_beside(question, body))
 

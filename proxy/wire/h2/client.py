@@ -127,7 +127,7 @@ class ClientCodec(H2Codec[H, T]):
         else:
             self.reset(stream, ErrorCode.NO_ERROR)
 
-    def _take_usual(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
+    def _take_fast_path(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
         """A head, one DATA frame and trailers."""
         stream = self.streams.get(id)
         if stream is None or stream.begun or not stream.local_done or end - stop < 2 * HEAD_BYTES:

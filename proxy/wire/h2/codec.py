@@ -264,7 +264,7 @@ class H2Codec(Sender, Generic[H, T]):
 
     # Frame by frame.
 
-    def _take_usual(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
+    def _take_fast_path(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
         """A plain HEADERS frame at `data[at:stop]` and what usually follows it, in the quickest way.
 
         Returns where what was taken ends, or 0, with nothing done, where it is not the usual thing.
@@ -300,7 +300,7 @@ class H2Codec(Sender, Generic[H, T]):
             if length > _PLAIN_BLOCK_BYTES and kind == HEADERS:
                 left -= length // _PLAIN_BLOCK_BYTES
             if kind == HEADERS and flags == END_HEADERS and stop <= end:
-                taken = self._take_usual(data, at, stop, end, id)
+                taken = self._take_fast_path(data, at, stop, end, id)
                 if taken:
                     at = taken
                     continue

@@ -104,7 +104,7 @@ class ServerCodec(H2Codec[H, T]):
         self._read, self._unread.need = self._read_frames, HEAD_BYTES
         return self._read_frames(data, len(frames.PREFACE))
 
-    def _take_usual(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
+    def _take_fast_path(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
         """A head, and the one DATA frame that ends its stream, if that is the next; else its turn comes."""
         if id != self.last_stream + 2 or not self._is_stateless:
             return 0

@@ -100,7 +100,7 @@ async def test_a_rest_request_seen_before(
     """Maintainability, top: the quick way of REST left out max-request-bytes and max-json-bytes."""
     with RestPair.triton_at_hand():
         quick = await rest_told(route, limit, value)
-        monkeypatch.setattr(RestConnection, "_take_usual", shut)
+        monkeypatch.setattr(RestConnection, "_take_fast_path", shut)
         assert quick == await rest_told(route, limit, value)
 
 
@@ -185,7 +185,7 @@ async def test_a_unary_call_like_one_before(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     quick = grpc_told(connect, limit, value)
-    monkeypatch.setattr(GrpcConnection, "_take_usual", shut)
+    monkeypatch.setattr(GrpcConnection, "_take_fast_path", shut)
     assert quick == grpc_told(connect, limit, value)
 
 
@@ -219,7 +219,7 @@ async def test_a_message_of_a_stream(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     quick = stream_told(connect, limit, value)
-    monkeypatch.setattr(Call, "_takes_usual", shut)
+    monkeypatch.setattr(Call, "_takes_fast_path", shut)
     assert quick == stream_told(connect, limit, value)
 
 

@@ -252,4 +252,4 @@ async def test_the_messages_of_a_stream_go_on_at_once(
     def slowly(*_: Any) -> bool:
         return False
 
-    assert await told() == await told(_takes_usual=slowly)
+    assert await told() == await told(_takes_fast_path=slowly)
