@@ -66,7 +66,7 @@ class VolumeInUse(PodRule):
 
 
 class VolumeNodeAffinityConflict(PairRule):
-    """Some bound volume cannot be reached from the node. Asks only of pods that no claim refuses."""
+    """Some bound volume cannot be reached from the node."""
 
     name = "VolumeNodeAffinityConflict"
     cures = frozenset({Cure.NODE})
@@ -122,8 +122,10 @@ def _why_unbound(volumes: Volumes, claim: JsonObject, name: str) -> str:
 def _elsewhere(table: NodeTable, volumes: Volumes, demand: Demand) -> Iterator[Bools]:
     """The nodes from which one of the volumes cannot be reached."""
     for name in demand.claims:
-        claim = volumes.claims[demand.model.ref.namespace, name]
-        volume = volumes.volumes[claim["spec"]["volumeName"]]
+        claim = volumes.claims.get((demand.model.ref.namespace, name))
+        volume = None if claim is None else volumes.volumes.get(claim["spec"].get("volumeName") or "")
+        if volume is None:  # another rule's
+            continue
         required = (volume["spec"].get("nodeAffinity") or {}).get("required")
         if required is not None:
             yield ~matches_node_selector(table, required, table.all_rows)
