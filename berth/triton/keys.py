@@ -104,7 +104,22 @@ def write_secret(path: Path, text: str, *, mode: int = 0o440) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.chmod(mode)
+    if _is_same(path, fresh):
+        # Left as it is: a kubelet that is about to mount it by subPath finds no file in place of one that was replaced.
+        fresh.unlink()
+        return
     fresh.replace(path)
+
+
+def _is_same(path: Path, fresh: Path) -> bool:
+    """Content, owner, group and mode."""
+    try:
+        here, new = path.lstat(), fresh.lstat()
+        return (here.st_uid, here.st_gid, here.st_mode) == (new.st_uid, new.st_gid, new.st_mode) and (
+            path.read_bytes() == fresh.read_bytes()
+        )
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> str:

@@ -180,3 +180,19 @@ async def test_the_command_makes_them_and_says_where_it_cannot(tmp_path: Path) -
 def test_the_command_needs_a_directory(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "berth keys: --directory" in capsys.readouterr().err
+
+
+def test_keys_that_are_right_are_left_alone_and_others_are_replaced(tmp_path: Path) -> None:
+    """The pods of Triton and of the agent make them, perhaps at once: a kubelet that mounts one by subPath must find
+    the file that it has resolved."""
+    make_keys(tmp_path)
+    files = sorted(path for path in tmp_path.iterdir() if path.is_file())
+    before = {path: (path.stat().st_ino, path.read_bytes()) for path in files}
+    make_keys(tmp_path)
+    assert {path: (path.stat().st_ino, path.read_bytes()) for path in files} == before
+    inference = tmp_path / "inference"
+    inference.chmod(0o400)  # its maker was of another group than Triton's
+    make_keys(tmp_path)
+    assert stat.S_IMODE(inference.stat().st_mode) == 0o440
+    assert inference.read_bytes() == before[inference][1]
+    assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == files
