@@ -348,7 +348,7 @@ OTHERS: Final = {"name": "proxy", "command": ["oauth"], "args": ["--model=theirs
     ids=range(8),
 )  # fmt: skip
 def test_the_proxy_is_found_among_all_that_run_beside_it(spec: dict[str, Any]) -> None:
-    """autoscaling D9: a native sidecar was not found, and Istio's proxy was."""
+    """A native sidecar was not found, and Istio's proxy was."""
     assert read_proxy({"spec": spec}).model == "ours"
 
 
@@ -363,7 +363,6 @@ def test_the_proxy_is_found_among_all_that_run_beside_it(spec: dict[str, Any]) -
     ids=range(4),
 )
 def test_what_is_not_berths_proxy_is_not_taken_for_it(spec: dict[str, Any]) -> None:
-    """autoscaling D9. An init container that ends serves nobody."""
     assert read_proxy({"spec": spec}) == Proxy()
 
 
@@ -650,7 +649,7 @@ def test_a_value_may_be_as_long_as_any_that_is_read() -> None:
     ],
 )
 def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
-    """autoscaling D5: Knative takes some of these; then a request at zero waits for nothing, without a word."""
+    """Knative takes some of these; then a request at zero waits for nothing, without a word."""
     told = cache()
     told.observe_deployment(deployment({GROUP + name: text}))
     (complaint,) = told.problems()
@@ -676,7 +675,7 @@ def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
 def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
     names: list[str], said: str
 ) -> None:
-    """autoscaling D7: a typo in an annotation's name was silent."""
+    """A typo in an annotation's name was silent."""
     told = cache()
     item = deployment(dict.fromkeys((GROUP + name for name in names), "1"))
     told.observe_deployment(item)
@@ -694,7 +693,6 @@ def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
 
 
 def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
-    """autoscaling D7."""
     told = cache()
     told.observe_deployment(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
     (complaint,) = told.problems()
@@ -703,7 +701,7 @@ def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
 
 
 def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
-    """autoscaling D7: every name of Knative's, in each spelling that is read."""
+    """Every name of Knative's, in each spelling that is read."""
     told = cache()
     known = {name: "" for name in ANNOTATIONS if name != "class"} | {
         "minScale": "",
@@ -721,7 +719,7 @@ def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
 )
 @pytest.mark.parametrize("name", ["progress-deadline", "progressDeadline"])
 def test_knatives_progress_deadline_is_read(name: str, text: str | None, seconds: int | None) -> None:
-    """autoscaling, undocumented differences: it was 600 s whatever was written."""
+    """It was 600 s whatever was written."""
     told, key = cache(), f"serving.knative.dev/{name}"
     told.observe_deployment(deployment(template={} if text is None else {key: text}))
     if seconds is None:
@@ -746,7 +744,6 @@ def managed(manager: str, *, subresource: str | None = "scale", field: str = "f:
 
 @pytest.mark.parametrize("manager", ["kube-controller-manager", "keda"])
 def test_who_scales_beside_us_is_seen_by_the_field_that_it_owns(manager: str) -> None:
-    """autoscaling D8."""
     item = managed(manager)
     assert scaled_by(item) == scaled_by(keep_deployment(item)) == (manager, "2026-01-01T00:00:00Z")
 
@@ -764,12 +761,10 @@ def test_who_scales_beside_us_is_seen_by_the_field_that_it_owns(manager: str) ->
     ids=range(6),
 )
 def test_neither_our_writes_nor_a_persons_are_an_autoscalers(item: dict[str, Any]) -> None:
-    """autoscaling D8."""
     assert scaled_by(item) is scaled_by(keep_deployment(item)) is None
 
 
 def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_by_one_word_alone() -> None:
-    """elastic 3.2, ecosystem A2."""
     told = cache()
     told.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
     for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForCapacity")):

@@ -74,7 +74,7 @@ def test_a_directory_that_is_none_is_told_as_such(tmp_path: Path) -> None:
 def test_a_burst_capacity_is_overridden_and_the_warning_names_where_it_stands(
     tmp_path: Path, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """autoscaling D2: an ordinary ConfigMap of Knative's turned scaling off for all models."""
+    """An ordinary ConfigMap of Knative's turned scaling off for all models."""
     (tmp_path / "target-burst-capacity").write_text(value)
     config = read_config(tmp_path)
     assert config.data["target-burst-capacity"] == "0"
@@ -105,7 +105,7 @@ def test_a_burst_capacity_that_knative_refuses_is_refused(tmp_path: Path, value:
     ],
 )
 def test_what_has_no_effect_is_told(tmp_path: Path, key: str, said: str) -> None:
-    """autoscaling, undocumented differences: nobody learned that these keys change nothing."""
+    """Nobody learned that these keys change nothing."""
     (tmp_path / key).write_text("100")
     (warning,) = read_config(tmp_path).warnings
     assert str(tmp_path / key) in warning
@@ -123,7 +123,7 @@ def test_what_has_no_effect_is_told(tmp_path: Path, key: str, said: str) -> None
     ],
 )
 def test_what_is_no_number_is_refused(tmp_path: Path, key: str, value: str) -> None:
-    """autoscaling D5: Knative takes these, and then no model ever scales."""
+    """Knative takes these, and then no model ever scales."""
     (tmp_path / key).write_text(value)
     with pytest.raises(ConfigError, match=f"{key}: .* is invalid; use a finite number"):
         read_config(tmp_path)
@@ -200,7 +200,7 @@ def test_a_link_that_leads_to_itself_and_a_value_without_end_are_told_in_a_line(
 async def test_a_changed_config_map_is_applied_and_a_bad_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """autoscaling, undocumented differences: Knative watches its ConfigMap."""
+    """Knative watches its ConfigMap."""
     caplog.set_level(logging.INFO)
     mounted, applied, refused = Mounted(tmp_path), list[ConfigMap](), list[bool]()
     mounted.now(stable_window="30s")

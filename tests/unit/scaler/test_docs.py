@@ -138,7 +138,7 @@ def test_alerts_and_tables_name_series_that_there_are() -> None:
 
 
 def test_knatives_metrics_stand_beside_ours() -> None:
-    """autoscaling, Knative's semantics: no table mapped its names, and several had no counterpart."""
+    """No table mapped its names, and several had no counterpart."""
     table = section("Metrics and alerts").partition("| Knative |")[2].partition("\n\n")[0]
     series = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed()}
     named = set(re.findall(r"`(berth_(?:scaler|activator)_\w+)`", table))

@@ -58,7 +58,6 @@ def test_a_replica_is_called_by_where_its_activators_reach_it(listen: str, found
 
 
 def test_a_predecessor_is_known_by_the_pod_that_both_live_in() -> None:
-    """autoscaling D3. Without a pod's uid two processes of one machine may live side by side."""
     here, uid = Endpoint.parse("10.0.0.7:9093"), "5f1e-aa"
     before, now = identity(here, uid), identity(here, uid)
     assert is_predecessor(before, now, uid)
@@ -148,7 +147,7 @@ async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_lea
 async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """autoscaling D4: it crashed after 12 s, with its windows. Nobody can have led meanwhile. Once another has, it is a
+    """It crashed after 12 s, with its windows. Nobody can have led meanwhile. Once another has, it is a
     standby that begins anew, in the same process."""
     caplog.set_level("INFO", "scaler")
     # Long enough to write in, and lost a moment after it was renewed last.

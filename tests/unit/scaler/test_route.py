@@ -571,7 +571,7 @@ async def test_others_hear_of_what_is_held() -> None:
 
 
 async def test_a_leader_that_leads_again_waits_for_its_activators_and_writes_nothing_meanwhile() -> None:
-    """autoscaling D4: without its Lease it sends them away; for however long, the way of what sleeps stands."""
+    """Without its Lease it sends them away; for however long, the way of what sleeps stands."""
     world = World()
     await world.asleep()
     before = world.slice

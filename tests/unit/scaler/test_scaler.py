@@ -971,7 +971,7 @@ def test_an_autoscaler_that_wrote_before_the_class_changed_is_no_conflict() -> N
 
 @pytest.mark.parametrize("seconds", [60, 600])
 def test_a_model_that_does_not_start_is_given_up_after_its_progress_deadline(seconds: int) -> None:
-    """autoscaling, undocumented differences: `serving.knative.dev/progress-deadline`, and 30 s more."""
+    """By `serving.knative.dev/progress-deadline`, and 30 s more."""
     cluster = Cluster()
     model = cluster.add("m", **ONE, stuck="CrashLoopBackOff")
     model.annotations["serving.knative.dev/progress-deadline"] = f"{seconds}s"

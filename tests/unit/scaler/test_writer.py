@@ -415,7 +415,7 @@ async def test_a_successor_of_a_deployment_gets_nothing_of_its_predecessors(here
 
 @on_a_loop_that_leaps
 async def test_what_is_discarded_is_not_written_when_it_could_be_again(here: Here) -> None:
-    """autoscaling D4: by then it is decided anew, or another has led since."""
+    """By then it is decided anew, or another has led since."""
     here.leads = False
     here.writer.put(scale(3))
     await asyncio.sleep(1)
