@@ -122,7 +122,7 @@ class BindingCycle:
         self._in_doubt: set[PodUid] = set()
         self._pauses: set[asyncio.Future[object]] = set()
         self._posts = asyncio.Semaphore(BINDS_AT_ONCE)
-        self.is_stopping = False
+        self._is_stopping = False
 
     @property
     def in_doubt(self) -> bool:
@@ -130,8 +130,13 @@ class BindingCycle:
         return bool(self._in_doubt)
 
     @property
-    def is_busy(self) -> bool:
-        return len(self._tasks) - len(self._pauses) >= BINDS_AT_ONCE
+    def has_slot(self) -> bool:
+        """One more Binding may be begun."""
+        return not self._is_stopping and len(self._tasks) - len(self._pauses) < BINDS_AT_ONCE
+
+    def may_write(self) -> bool:
+        """No other replica can lead for as long as a write that begins now can take."""
+        return self._client.may_write()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work that writes, in the background."""
@@ -148,7 +153,7 @@ class BindingCycle:
 
     async def drain(self) -> None:
         """Wait, within bounds, for the Bindings in flight."""
-        self.is_stopping = True
+        self._is_stopping = True
         for pause in self._pauses:
             pause.cancel()
         if self._tasks:
@@ -164,7 +169,7 @@ class BindingCycle:
     async def bind(self, demand: Demand, placement: Placement) -> BindingOutcome:
         """Bind an assumed pod; the assumption is settled, unless the process ends before that is known."""
         ref, backoff = demand.model.ref, _retries()
-        while self._client.may_write() and not (backoff.failures and self.is_stopping):
+        while self._client.may_write() and not (backoff.failures and self._is_stopping):
             try:
                 await self._post(ref, placement)
             except NotLeading:
@@ -213,7 +218,7 @@ class BindingCycle:
         if demand.model.ref.uid not in self._in_doubt:
             self._state.forget(demand.model.ref.uid)
             return BindingOutcome("this replica is not sure to lead any more", is_unsent=True)
-        if self.is_stopping:
+        if self._is_stopping:
             return BindingOutcome("this replica ends, and nothing says whether the pod is bound")
         await self._pause(_LEADING_SECONDS)
         return await self.bind(demand, placement)

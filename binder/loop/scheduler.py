@@ -84,7 +84,7 @@ class Scheduler:
         metrics: BinderMetrics,
         clocks: Clocks,
     ) -> None:
-        self._may_write, self._keys, self._name = client.may_write, keys, scheduler_name
+        self._keys, self._name = keys, scheduler_name
         self._metrics, self._clock = metrics, clocks.monotonic
         self._wake = asyncio.Event()
         self.cluster = Cluster(keys, strategy, clock=self._clock, now=clocks.now)
@@ -213,7 +213,7 @@ class Scheduler:
 
         One at a time, because watch events must be handled between two decisions.
         """
-        if not self._may_write():
+        if not self.bindings.may_write():
             return  # the leadership's own task will end this one
         if self._clock() >= self._next_tick:
             self._tick()
@@ -221,7 +221,7 @@ class Scheduler:
         self._wake_queue()
         self._invalid.report()
         # Asked only now: a pod may have changed or gone while there was no slot.
-        waiting = None if self.bindings.is_stopping or self.bindings.is_busy else self._next()
+        waiting = self._next() if self.bindings.has_slot else None
         if waiting is not None:
             self._place(waiting)
             self._wake.set()
@@ -241,8 +241,8 @@ class Scheduler:
 
     def _pause(self) -> float:
         """Until the next pod's time, at most; a slot that comes free wakes, too."""
-        waits = self.bindings.is_stopping or self.bindings.is_busy or not self._may_write()
-        due = None if waits else self.queue.seconds_to_next()
+        may_place = self.bindings.has_slot and self.bindings.may_write()
+        due = self.queue.seconds_to_next() if may_place else None
         return _TICK_SECONDS if due is None else min(due, _TICK_SECONDS)
 
     def _wake_queue(self) -> None:
