@@ -50,7 +50,7 @@ def verdicts(decider: Decider, demand: Demand) -> list[NodeVerdict]:
 
 
 def summary(decider: Decider, demand: Demand, refusal: Refusal) -> str:
-    """`0/5 nodes: 3 GPUMemoryInsufficient (1.2 GiB short on the best GPU), 1 TaintNotTolerated (…)`."""
+    """How many nodes refuse for each reason, and how near the nearest came."""
     table = decider.table
     nodes = len(table.row_of)
     if refusal.because is not None:
