@@ -20,7 +20,6 @@ from proxy.upstream.interface import Lost, UpstreamRequest
 from proxy.wire.grpc_status import try_again
 from proxy.wire.h2.client import CannotOpen, ClientCodec
 from proxy.wire.h2.events import (
-    Answer,
     Data,
     Ended,
     Event,
@@ -30,6 +29,7 @@ from proxy.wire.h2.events import (
     PeerSettings,
     Reset,
     Trailers,
+    WholeAnswer,
 )
 from proxy.wire.h2.fields import FieldReader, Fields
 from proxy.wire.h2.frames import ErrorCode
@@ -51,7 +51,7 @@ class GrpcRequest(UpstreamRequest, Protocol):
         """There is a connection now: ask for it again."""
         ...
 
-    def answer_whole(self, answer: Answer) -> None: ...
+    def answer_whole(self, answer: WholeAnswer) -> None: ...
 
     def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None: ...
 
@@ -171,7 +171,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
 
     def on_events(self, events: list[Event]) -> None:
         for event in events:
-            if type(event) is Answer:
+            if type(event) is WholeAnswer:
                 event.stream.owner.answer_whole(event)
             elif type(event) is Data:
                 self._on_data(event)

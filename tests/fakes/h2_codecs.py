@@ -6,7 +6,17 @@ from typing import Any
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.client import ClientCodec
 from proxy.wire.h2.codec import H2Codec
-from proxy.wire.h2.events import Answer, Call, Data, Ended, Event, GoAway, Headers, Reset, Trailers
+from proxy.wire.h2.events import (
+    Data,
+    Ended,
+    Event,
+    GoAway,
+    Headers,
+    Reset,
+    Trailers,
+    WholeAnswer,
+    WholeRequest,
+)
 from proxy.wire.h2.fields import FieldReader, Fields, Rule, split
 from proxy.wire.h2.frames import Setting
 from proxy.wire.h2.server import ServerCodec
@@ -126,11 +136,11 @@ def told(events: Iterable[Event]) -> dict[int, list[Any]]:
 
     for event in events:
         match event:
-            case Call():
+            case WholeRequest():
                 tell(event.stream.id, "head", *said(event.fields))
                 content(event.stream.id, event.data)
                 tell(event.stream.id, "end")
-            case Answer():
+            case WholeAnswer():
                 tell(event.stream.id, "head", *said(event.fields))
                 content(event.stream.id, event.data)
                 tell(event.stream.id, "trailers", *said(event.trailers))

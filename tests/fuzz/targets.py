@@ -23,7 +23,7 @@ from proxy.wire import protobuf
 from proxy.wire.grpc_status import GrpcError
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.codec import H2Codec
-from proxy.wire.h2.events import Call, Data, Ended, Headers
+from proxy.wire.h2.events import Data, Ended, Headers, WholeRequest
 from proxy.wire.h2.receiving import CONNECTION_WINDOW
 from proxy.wire.h2.server import ServerCodec
 from proxy.wire.h2.stream import Stream
@@ -160,7 +160,7 @@ def _a_client() -> H2Codec[Any, Any]:
 
 def _heard(codec: H2Codec[Any, Any], pieces: list[bytes]) -> dict[int, list[Any]]:
     heard = [event for piece in pieces for event in codec.receive(piece)]
-    streams = {event.stream for event in heard if isinstance(event, Call | Headers | Data)}
+    streams = {event.stream for event in heard if isinstance(event, WholeRequest | Headers | Data)}
     _require_balance(streams)
     for event in heard:
         if isinstance(event, Data):

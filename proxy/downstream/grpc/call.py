@@ -45,7 +45,7 @@ from proxy.wire.grpc_status import (
     trailers_only,
 )
 from proxy.wire.h2 import hpack
-from proxy.wire.h2.events import Answer, Data
+from proxy.wire.h2.events import Data, WholeAnswer
 from proxy.wire.h2.fields import Fields
 from proxy.wire.h2.frames import ErrorCode
 from proxy.wire.h2.sending import Buffer
@@ -554,7 +554,7 @@ class Call(Request):
 
     # What Triton says (`upstream.HttpRequest`).
 
-    def answer_whole(self, answer: Answer) -> None:
+    def answer_whole(self, answer: WholeAnswer) -> None:
         now, downstream = time.monotonic(), self.downstream
         if self.stage.is_over:
             self._triton_is_done(now)
@@ -592,7 +592,7 @@ class Call(Request):
         self._finish(_ANSWERED, code, now)
         self.up = None
 
-    def _answer_in_parts(self, answer: Answer) -> None:
+    def _answer_in_parts(self, answer: WholeAnswer) -> None:
         """Of a stream: it may have been begun here, and its messages are looked at one by one."""
         answer.stream.arrived(len(answer.data))
         self.answer_began(answer.fields, end=False)

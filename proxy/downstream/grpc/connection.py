@@ -16,8 +16,7 @@ from proxy.request.minimum_rate import TOO_SLOW
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive, unsent_bytes
 from proxy.wire.grpc_status import GrpcError, Status
-from proxy.wire.h2.events import Call as WholeCall
-from proxy.wire.h2.events import Data, Ended, Event, Headers, Reset, Trailers
+from proxy.wire.h2.events import Data, Ended, Event, Headers, Reset, Trailers, WholeRequest
 from proxy.wire.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
 from proxy.wire.h2.server import ServerCodec
 from proxy.wire.h2.stream import Stream
@@ -175,7 +174,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             return
         self._timeslice_from = time.monotonic()
         for place, event in enumerate(events):
-            if type(event) is WholeCall and self._take_fast_path(event):
+            if type(event) is WholeRequest and self._take_fast_path(event):
                 continue
             later = self._take(event)
             if later is not None:
@@ -220,7 +219,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         """Returns the call that has more to do with what it got, in another turn."""
         if type(event) is Data:
             return self._take_data(event)
-        if type(event) is WholeCall:
+        if type(event) is WholeRequest:
             self.downstream.replica.grpc.received_bytes += len(event.data)
             call = self._begin(event)
             if not call.stage.is_over and not call.take_whole(event.data):
@@ -237,7 +236,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             self.ended(event.streams, event.message)
         return None
 
-    def _begin(self, event: WholeCall | Headers) -> Call:
+    def _begin(self, event: WholeRequest | Headers) -> Call:
         stream = event.stream
         call = stream.owner = Call(self, stream, event.fields, time.monotonic())
         call.begin()
@@ -254,7 +253,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         if call is not None:
             call.client_left()
 
-    def _take_fast_path(self, event: WholeCall) -> bool:
+    def _take_fast_path(self, event: WholeRequest) -> bool:
         """The fast path of a ModelInfer of one message that nothing keeps waiting. It leaves out reading, and nothing
         else; False, with nothing done, where it is for the long way to decide."""
         fields, data, downstream = event.fields, event.data, self.downstream

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.codec import H2Codec
-from proxy.wire.h2.events import Answer, Headers, Reset
+from proxy.wire.h2.events import Headers, Reset, WholeAnswer
 from proxy.wire.h2.fields import FieldReader, Malformed
 from proxy.wire.h2.frames import (
     DATA,
@@ -162,7 +162,7 @@ class ClientCodec(H2Codec[H, T]):
         if window.owed >= CREDIT_BYTES:
             self._credit_connection(0)
         content = data[data_at:tail] if size < VIEW_BYTES else sliced(data, data_at, tail)
-        self._events.append(Answer(stream, fields, content, trailers))
+        self._events.append(WholeAnswer(stream, fields, content, trailers))
         return whole
 
     def _take_block(self, id: int, block: bytes, *, end: bool) -> None:

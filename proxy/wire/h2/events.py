@@ -1,8 +1,8 @@
 """What an HTTP/2 peer has done, as `receive` tells it. Values, and one duty: a `Data` is to be released.
 
-The usual request is one event (`Call`), and so is the usual answer (`Answer`). Either may come in parts
-instead, as its bytes happened to be cut: `Call` says what `Headers` and a last `Data` would have said, and
-`Answer` what `Headers`, `Data` and `Trailers` would.
+The usual request is one event (`WholeRequest`), and so is the usual answer (`WholeAnswer`). Either may come in parts
+instead, as its bytes happened to be cut: `WholeRequest` says what `Headers` and a last `Data` would have said, and
+`WholeAnswer` what `Headers`, `Data` and `Trailers` would.
 """
 
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ class Owned(Protocol):
         """The bytes are written or dropped. To say it again changes nothing."""
 
 
-class Call:
+class WholeRequest:
     """Server: a whole request of one header block and one DATA frame that ends it.
 
     Nothing is to be released: no more can come on this stream, and its connection has its credit.
@@ -32,7 +32,7 @@ class Call:
         self.stream, self.fields, self.data = stream, fields, data
 
 
-class Answer:
+class WholeAnswer:
     """Client: a whole answer of one header block, one DATA frame and trailers; the stream is over.
 
     Only for requests that have been sent to their end. Nothing is to be released.
@@ -123,5 +123,5 @@ class Ended:
         self.code, self.message, self.streams = code, message, streams
 
 
-Event = Call | Answer | Headers | Data | Trailers | Reset | PeerSettings | GoAway | Ended
+Event = WholeRequest | WholeAnswer | Headers | Data | Trailers | Reset | PeerSettings | GoAway | Ended
 PEER_SETTINGS: Final = PeerSettings()

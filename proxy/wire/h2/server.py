@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.codec import H2Codec
-from proxy.wire.h2.events import Call, Headers
+from proxy.wire.h2.events import Headers, WholeRequest
 from proxy.wire.h2.fields import FieldReader, Fields, Malformed
 from proxy.wire.h2.frames import (
     DATA,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 MAX_STREAMS: Final = 1000
 
 
-class _WholeRequest(Stream):
+class _WholeStream(Stream):
     """Of a request that came in one piece."""
 
     begun = remote_done = True
@@ -131,7 +131,7 @@ class ServerCodec(H2Codec[H, T]):
                 and size <= FIRST_WINDOW
                 and (fields.length is None or fields.length == size)
             ):
-                stream = self.streams[id] = _WholeRequest(self, id, self._peer_window)
+                stream = self.streams[id] = _WholeStream(self, id, self._peer_window)
                 self._took_whole(stream, fields, data, data_at, whole)
                 return whole
         begun = self.streams[id] = Stream(self, id, self._peer_window)
@@ -156,7 +156,7 @@ class ServerCodec(H2Codec[H, T]):
         if window.owed >= CREDIT_BYTES:
             self._credit_connection(0)
         content = data[start:stop] if size < VIEW_BYTES else sliced(data, start, stop)
-        self._events.append(Call(stream, fields, content))
+        self._events.append(WholeRequest(stream, fields, content))
 
     def _take_block(self, id: int, block: bytes, *, end: bool) -> None:
         if id <= self.last_stream:

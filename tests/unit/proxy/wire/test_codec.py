@@ -12,7 +12,7 @@ import pytest
 
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.client import CannotOpen, ClientCodec
-from proxy.wire.h2.events import Answer, Call, Data, Ended, GoAway, Headers, PeerSettings, Reset
+from proxy.wire.h2.events import Data, Ended, GoAway, Headers, PeerSettings, Reset, WholeAnswer, WholeRequest
 from proxy.wire.h2.frames import (
     ACK,
     CONTINUATION,
@@ -122,7 +122,7 @@ def test_however_it_is_cut_it_says_the_same(seed: int) -> None:
 def test_a_call_cut_at_any_byte_says_the_same() -> None:
     said = frames.headers(3, head((b"a", b"b")), end_stream=False) + frame(DATA, END_STREAM, 3, b"content")
     events = introduced().receive(said)
-    assert [type(event) for event in events] == [Call]
+    assert [type(event) for event in events] == [WholeRequest]
     for cut in range(1, len(said)):
         assert heard(introduced(), [said[:cut], said[cut:]]) == told(events)
 
@@ -171,7 +171,7 @@ def test_calls_whose_heads_all_come_first_are_one_event_each() -> None:
     said += frame(WINDOW_UPDATE, 0, 0, u32(9)) + frame(PING, 0, 0, bytes(8))
     said += b"".join(frame(DATA, END_STREAM, stream, b"content") for stream in (5, 3, 7))
     events = introduced().receive(said)
-    assert [event.stream.id for event in events if isinstance(event, Call)] == [5, 3, 7]
+    assert [event.stream.id for event in events if isinstance(event, WholeRequest)] == [5, 3, 7]
     assert len(events) == 3
 
 
@@ -195,7 +195,7 @@ def test_an_answer_cut_at_any_byte_says_the_same() -> None:
     said = frames.headers(3, OK, end_stream=False) + frame(DATA, 0, 3, b"content")
     said += frames.headers(3, DONE, end_stream=True)
     events = asked().receive(said)
-    assert [type(event) for event in events] == [Answer]
+    assert [type(event) for event in events] == [WholeAnswer]
     for cut in range(1, len(said)):
         codec = asked()
         assert heard(codec, [said[:cut], said[cut:]]) == told(events)
@@ -299,7 +299,9 @@ def test_a_broken_rule_of_the_connection_ends_it(what: str) -> None:
     events = codec.receive(said + frames.headers(99, BLOCK, end_stream=True))
     assert isinstance(events[-1], Ended)
     assert (events[-1].code, codec.is_closed) == (code, True)
-    assert not any(isinstance(event, Call) for event in events), "nothing is taken from behind the error"
+    assert not any(isinstance(event, WholeRequest) for event in events), (
+        "nothing is taken from behind the error"
+    )
     out = output(codec)
     at = out.rindex(events[-1].message.encode()) - 17
     assert out[at + 3] == GOAWAY
@@ -396,7 +398,7 @@ def test_a_broken_rule_of_a_stream_ends_that_stream(what: str) -> None:
     resets = [event for event in before if isinstance(event, Reset)]
     assert len(resets) == len(known), "whoever heard of a stream hears of its end"
     after = codec.receive(frames.headers(5, BLOCK, end_stream=False) + frame(DATA, END_STREAM, 5, b"x"))
-    assert [type(event) for event in after] == [Call]
+    assert [type(event) for event in after] == [WholeRequest]
 
 
 def test_frames_of_kinds_that_nobody_knows_are_ignored() -> None:
@@ -454,7 +456,7 @@ def test_what_the_server_says_of_streams_that_are_over_is_ignored() -> None:
     assert not codec.is_closed
     said = frames.headers(5, OK, end_stream=False) + frame(DATA, 0, 5, b"x")
     events = codec.receive(said + frames.headers(5, DONE, end_stream=True))
-    assert isinstance(events[0], Answer)
+    assert isinstance(events[0], WholeAnswer)
     assert events[0].stream is other
 
 
@@ -679,7 +681,7 @@ def test_a_client_of_another_make_is_answered(seed: int) -> None:
             size = rng.choice([1, 100, 100_000]) if len(said) < 5000 else 100_000
             for event in codec.receive(said[:size]):
                 match event:
-                    case Call():
+                    case WholeRequest():
                         codec.send_answer(event.stream, OK, event.data or b"-", DONE)
                     case Headers():
                         heard[event.stream.id] = b""
@@ -745,7 +747,7 @@ def test_a_server_of_another_make_is_asked(seed: int) -> None:
                 del to_say[stream]
         for what in codec.receive(peer.data_to_send()):
             match what:
-                case Answer():
+                case WholeAnswer():
                     answers[what.stream.id] = bytes(what.data)
                     done.add(what.stream.id)
                 case Headers():

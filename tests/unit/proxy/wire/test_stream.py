@@ -9,7 +9,7 @@ import pytest
 from proxy.wire.h2 import frames
 from proxy.wire.h2.client import ClientCodec
 from proxy.wire.h2.codec import H2Codec
-from proxy.wire.h2.events import Answer, Call, Data, Ended, Event, Headers, Reset, Trailers
+from proxy.wire.h2.events import Data, Ended, Event, Headers, Reset, Trailers, WholeAnswer, WholeRequest
 from proxy.wire.h2.frames import DATA, ErrorCode, read_head
 from proxy.wire.h2.receiving import CONNECTION_WINDOW, WIDER_BYTES
 from proxy.wire.h2.sending import OUTPUT_BYTES
@@ -81,12 +81,12 @@ class History:
 
     def on_request(self, event: Event) -> None:
         match event:
-            case Call(stream=stream) | Headers(stream=stream):
+            case WholeRequest(stream=stream) | Headers(stream=stream):
                 self.note(stream)
                 if not self.back.can_open:
                     self.downstream.send_headers(stream, OK + DONE, end=True)
                     return
-                if isinstance(event, Call):
+                if isinstance(event, WholeRequest):
                     up = self.back.send_call(head(), event.data)
                 else:
                     up = self.back.open(head(), end=event.end)
@@ -105,7 +105,7 @@ class History:
 
     def on_answer(self, event: Event) -> None:
         match event:
-            case Answer(stream=stream):
+            case WholeAnswer(stream=stream):
                 self.downstream.send_answer(stream.owner, OK, event.data, DONE)
             case Headers(stream=stream):
                 self.downstream.send_headers(stream.owner, OK, end=event.end)
@@ -130,7 +130,7 @@ class History:
 
     def at_server(self, event: Event) -> None:
         match event:
-            case Call(stream=stream) | Headers(stream=stream):
+            case WholeRequest(stream=stream) | Headers(stream=stream):
                 self.note(stream)
                 if self.rng.random() < 0.3:
                     self.far.send_answer(stream, OK, b"x" * 100, DONE)
@@ -316,7 +316,7 @@ def test_those_who_wait_take_turns() -> None:
     first = near.take_output()
     events = far.receive(b"".join(first))
     done = {event.stream.id for event in events if isinstance(event, Data) and event.end}
-    done |= {event.stream.id for event in events if isinstance(event, Call)}
+    done |= {event.stream.id for event in events if isinstance(event, WholeRequest)}
     assert done == {stream.id for stream in small}, "one large request must not come before the small ones"
 
 
