@@ -17,8 +17,10 @@ from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.errors import ConfigError
 from berth.runtime.process import spare_the_collector
 from berth.runtime.tasks import supervise, work_or_stop
-from scaler.activation.attend import Attendance, serving
-from scaler.activation.callers import TokenCallers
+from scaler.activation.authentication import TokenAuthenticator
+from scaler.activation.control_server import ControlServer, serving
+from scaler.activation.routes import RouteReconciler
+from scaler.activation.sessions import Sessions
 from scaler.config import ScalerOptions
 from scaler.config_map import ConfigMap, ConfigMapWatch, read_config, warn
 from scaler.control_loop import Binder, Clock, ControlLoop
@@ -31,7 +33,7 @@ from scaler.leader import ScalingLeader
 from scaler.leadership import Leadership
 from scaler.metrics import ScalerMetrics
 from scaler.recorder import Recorder
-from scaler.route import Route
+from scaler.route_controller import RouteController
 from scaler.schedulable import BinderClient
 from scaler.watch import Watch
 from scaler.writer import Writer
@@ -101,15 +103,24 @@ class Replica:
             on_route_change=lambda action: routes.switched(action),
             on_decisions=exporters.look,
         )
-        routes = Route(
-            cache, core, put=writer.put, act=loop.act, leader=lambda: leadership.other, clock_ns=clock
+        reconciler = RouteReconciler(began_ns=clock())
+        sessions = Sessions(reconciler.activators, clock)
+        routes = RouteController(
+            cache,
+            core,
+            reconciler,
+            sessions,
+            put=writer.put,
+            act=loop.act,
+            on_report=lambda model: exporters.look((model,)),
+            leader=lambda: leadership.other,
+            clock_ns=clock,
         )
-        routes.held = lambda model: exporters.look((model,))
-        self._attendance = routes.stream = Attendance(
+        self._control_server = ControlServer(
             routes,
-            TokenCallers(client, system_namespace=options.system_namespace),
-            routes.board.activators,
-            routes.sources,
+            TokenAuthenticator(client, system_namespace=options.system_namespace),
+            reconciler.activators,
+            sessions,
             clock_ns=clock,
         )
         self._watch = watch = Watch(
@@ -120,7 +131,7 @@ class Replica:
             core,
             writes_waiting=lambda: writer.waiting,
             binder_silent_seconds=lambda: core.binder_silent_ns / SECOND_NS,
-            attendance=self._attendance,
+            control_server=self._control_server,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -133,7 +144,7 @@ class Replica:
         )
         async with (
             admin,
-            serving(self._attendance, self._options.attend_listen) as port,
+            serving(self._control_server, self._options.control_listen) as port,
             supervise() as tasks,
         ):
             for name, informer in self._informers().items():

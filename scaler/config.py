@@ -34,7 +34,7 @@ class ScalerOptions(ExportOptions):
         parse=Path,
         metavar="FILE",
     )
-    attend_listen: Endpoint = opt.endpoint(
+    control_listen: Endpoint = opt.endpoint(
         "listen address for activators; if they can reach its host, a standby redirects them to the leader's",
         default="0.0.0.0:9093",
     )

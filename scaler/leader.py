@@ -13,7 +13,7 @@ from berth.runtime.tasks import supervise, work_or_stop
 from scaler.control_loop import ControlLoop
 from scaler.export.exporters import Exporters
 from scaler.metrics import ScalerMetrics
-from scaler.route import Route
+from scaler.route_controller import RouteController
 from scaler.scrape import Scraper, scraping_session
 from scaler.watch import Watch
 from scaler.writer import Writer
@@ -32,7 +32,7 @@ class ScalingLeader:
         self,
         watch: Watch,
         loop: ControlLoop,
-        routes: Route,
+        routes: RouteController,
         writer: Writer,
         exporters: Exporters,
         events: EventRecorder,

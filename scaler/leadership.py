@@ -79,7 +79,7 @@ class Leadership:
         if not self._options.leader_elect:
             await leader.lead(stop, lambda: True)
             return
-        name = identity(Endpoint(self._options.attend_listen.host, port), self._options.pod_uid)
+        name = identity(Endpoint(self._options.control_listen.host, port), self._options.pod_uid)
         self._own = address_of(name)
         predecessor = Predecessor(
             lambda holder: is_predecessor(holder, name, self._options.pod_uid), self._since
@@ -132,11 +132,11 @@ class Leadership:
         self._holder = address_of((change.object.get("spec") or {}).get("holderIdentity") or "")
 
 
-def identity(attend: Endpoint, pod_uid: str = "") -> str:
+def identity(control: Endpoint, pod_uid: str = "") -> str:
     """Unique for each life of each replica; ends in where its activators reach it, after an @, where that is told."""
     lives_in = pod_uid.replace("-", "") or str(os.getpid())
     name = f"{socket.gethostname()}-{lives_in}-{secrets.token_hex(4)}"
-    return name if attend.host in ("0.0.0.0", "::", "") else f"{name}@{attend}"  # noqa: S104
+    return name if control.host in ("0.0.0.0", "::", "") else f"{name}@{control}"  # noqa: S104
 
 
 def is_predecessor(holder: str, own: str, pod_uid: str) -> bool:

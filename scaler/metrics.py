@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from berth.contract.scaling import ModelKey
-from scaler.activation.attend import Attached, Figures
+from scaler.activation.control_server import ControlStats
+from scaler.activation.sessions import Connected
 from scaler.core.cold_starts import PHASES
 from scaler.core.models_view import ColdStartView, ModelView
 
@@ -30,12 +31,12 @@ class Models(Protocol):
     def view(self, model: ModelKey) -> ModelView | None: ...
 
 
-class Attendance(Protocol):
-    """`scaler.activation.attend.Attendance`, as far as it is needed here."""
+class ControlServer(Protocol):
+    """`scaler.activation.control_server.ControlServer`, as far as it is needed here."""
 
-    figures: Figures
+    stats: ControlStats
 
-    def attached(self) -> Sequence[Attached]: ...
+    def connected(self) -> Sequence[Connected]: ...
 
 
 class ScalerMetrics:
@@ -121,11 +122,11 @@ class ScalerMetrics:
         *,
         writes_waiting: Callable[[], int],
         binder_silent_seconds: Callable[[], float],
-        attendance: Attendance,
+        control_server: ControlServer,
     ) -> None:
         """Show models and activators as they are at each scrape."""
         self._registry.register(_Models(models))
-        self._registry.register(_Activators(attendance))
+        self._registry.register(_Activators(control_server))
         for name, text, figure in (
             ("berth_scaler_writes_waiting", "objects with a write that is not done", writes_waiting),
             (
@@ -199,44 +200,44 @@ class _Models(Collector):
 
 
 class _Activators(Collector):
-    """The activators attached now, and totals over all that ever were."""
+    """The activators connected now, and totals over all that ever were."""
 
-    def __init__(self, attendance: Attendance) -> None:
-        self._attendance = attendance
+    def __init__(self, control_server: ControlServer) -> None:
+        self._control_server = control_server
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        attached, figures = self._attendance.attached(), self._attendance.figures
+        connected, stats = self._control_server.connected(), self._control_server.stats
         yield GaugeMetricFamily(
-            "berth_scaler_activators", "activators that are attached", value=len(attached)
+            "berth_scaler_activators", "activators that are connected", value=len(connected)
         )
         age = GaugeMetricFamily(
-            "berth_scaler_activator_attached_seconds",
-            "time since an activator attached",
+            "berth_scaler_activator_session_seconds",
+            "time since an activator opened its control stream",
             labels=("activator",),
         )
-        held = GaugeMetricFamily(
+        buffered = GaugeMetricFamily(
             "berth_scaler_activator_buffered_requests",
             "requests of all models buffered by one activator",
             labels=("activator",),
         )
-        for one in attached:
+        for one in connected:
             age.add_metric((one.name,), one.seconds)
-            held.add_metric((one.name,), one.held)
-        yield from (age, held)
+            buffered.add_metric((one.name,), one.buffered)
+        yield from (age, buffered)
         for name, text, value in (
-            ("reports", "reports of activators about a model", figures.reports),
+            ("reports", "reports of activators about a model", stats.reports),
             (
                 "rejected_reports",
                 "reports about a model that is not assigned to the activator, or with invalid values",
-                figures.left_aside,
+                stats.rejected,
             ),
             (
                 "throttled_reports",
                 "messages of activators that exceeded the rate limit",
-                figures.slowed,
+                stats.throttled,
             ),
         ):
             yield CounterMetricFamily(f"berth_scaler_{name}", text, value=value)

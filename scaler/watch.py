@@ -14,9 +14,9 @@ from berth.contract.scaling import ModelKey
 from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.informer import Change, ChangeKind, Informer
-from scaler.activation.sources import keep_source
+from scaler.activation.addresses import keep_client
 from scaler.core.cache import Cache, keep_deployment, keep_pod
-from scaler.route import Route
+from scaler.route_controller import RouteController
 from scaler.scrape import Gateway
 
 JsonObject = dict[str, Any]
@@ -27,19 +27,19 @@ _SERVER: Final = "berth-server"
 
 
 class Watch:
-    """Tells `cache` and `route`."""
+    """Tells `cache` and `routes`."""
 
     def __init__(
         self,
         client: KubeClient,
         cache: Cache,
-        route: Route,
+        routes: RouteController,
         *,
         system_namespace: str,
         clock_ns: Callable[[], int],
         gateway_port: int = GATEWAY_PORT,
     ) -> None:
-        self._cache, self._route, self._system = cache, route, system_namespace
+        self._cache, self._routes, self._system = cache, routes, system_namespace
         self._clock_ns = clock_ns
         self._gateway_port = gateway_port
         # By node: the pod of its gateway and its address.
@@ -47,9 +47,9 @@ class Watch:
         self._gateways: dict[str, Gateway] | None = None
         self.informers = {
             "priorityclasses": Informer(client, paths.PRIORITY_CLASSES, on_change=self._on_priority_class),
-            "services": Informer(client, paths.SERVICES, on_change=route.on_service, keep=keep_service),
+            "services": Informer(client, paths.SERVICES, on_change=routes.on_service, keep=keep_service),
             "endpointslices": Informer(
-                client, paths.ENDPOINT_SLICES, on_change=route.on_slice, keep=keep_slice
+                client, paths.ENDPOINT_SLICES, on_change=routes.on_slice, keep=keep_slice
             ),
             "deployments": Informer(
                 client, paths.DEPLOYMENTS, on_change=self._on_deployment, keep=keep_deployment
@@ -89,7 +89,7 @@ class Watch:
         else:
             self._cache.observe_deployment(change.object)
         self._gateways = None
-        self._route.touch(model)
+        self._routes.touch(model)
 
     def _on_pod(self, change: Change) -> None:
         pod, uid = change.object, change.object["metadata"]["uid"]
@@ -99,11 +99,11 @@ class Watch:
         else:
             self._cache.observe_pod(pod, self._clock_ns())
         self._on_server(change)
-        self._route.on_client(change)
+        self._routes.on_client(change)
         after = self._cache.pod(uid)
         for model in {pod.key for pod in (before, after) if pod is not None}:
             self._gateways = None
-            self._route.touch(model)
+            self._routes.touch(model)
 
     def _on_server(self, change: Change) -> None:
         """The pod that has a node's gateway in it."""
@@ -134,7 +134,7 @@ class Watch:
 
     def _keep_pod(self, item: JsonObject) -> JsonObject:
         """Of a pod that is no replica of a Deployment its address is enough: it may be a client's."""
-        source, meta = keep_source(item), item["metadata"]
+        source, meta = keep_client(item), item["metadata"]
         if any(owner.get("kind") == "ReplicaSet" for owner in meta.get("ownerReferences") or ()):
             replica = keep_pod(item)
             return {part: replica[part] | source[part] for part in ("metadata", "spec", "status")}

@@ -13,15 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from berth.contract.activation import SLICE_MANAGER
 from berth.contract.keys import Keys
-from berth.contract.scaling import SLICE_MANAGER, ModelKey, Scaled
+from berth.contract.scaling import ModelKey, Scaled
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient
 from berth.kube.errors import Conflict, Denied, Invalid, KubeError, KubeResponseError, NotFound
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
-from scaler.activation.switch import Apply, SliceAction
+from scaler.activation.route import Apply, SliceAction
 from scaler.core.pods import DELETION_COST
 
 log = logging.getLogger(__name__)

@@ -21,10 +21,11 @@ from bench.proxy.peers import BERTH, GRPC, HOST, HTTP, Peer, running
 from bench.proxy.processes import Running, started
 from bench.proxy.upstreams import MODEL
 from bench.scaler.knative_activator import KNATIVE, knative_activator
+from berth.contract.activation import Assignment, ReplicaEndpoint, RouteMode
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import Assignment, HoldState, ModelKey, PodEndpoint
+from berth.contract.scaling import ModelKey
 from localcluster.triton import GRPC_PORT
-from proxy.activator.hold import Bounds
+from proxy.activator.bounds import Bounds
 from proxy.activator.models import Models
 from proxy.downstream.listener import allow_descriptors
 from proxy.memory import settle
@@ -47,7 +48,7 @@ async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
     if rest is not None:
         grpc_port = 0 if grpc is None else grpc.port
         pods = [
-            PodEndpoint(
+            ReplicaEndpoint(
                 uid="u",
                 name="p",
                 address=rest.host,
@@ -64,7 +65,7 @@ async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
         version=1,
         model=ModelKey("bench", MODEL),
         public_name=MODEL,
-        state=HoldState.HOLD,
+        mode=RouteMode.PROXY,
         rest_port=HTTP,
         grpc_port=GRPC,
         endpoints=tuple(pods),
@@ -75,7 +76,7 @@ async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
         now = time.monotonic()
         await models.tick(now)
         for report in models.reports(now):
-            print(report.held, flush=True)
+            print(report.buffered, flush=True)
 
 
 def _start(*words: str) -> Callable[[Path, str, str], Iterator[Running]]:

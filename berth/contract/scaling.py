@@ -3,7 +3,6 @@ writes on a Deployment.
 
     gateway → scaler      GET /stat                    [ReplicaLoad…], every replica of the node
     scaler → binder       POST /schedulable              SchedulableRequest → SchedulableAnswer
-    scaler ↔ activator    berth.v1.Scaler/Attend       Assignment, Report (protos/berth/v1/scaler.proto)
     scaler → Deployment   annotation `…scaled`         Scaled
 
 A model is a Deployment of model pods; times are seconds since 1970 where nothing else is said.
@@ -11,7 +10,6 @@ A model is a Deployment of model pods; times are seconds since 1970 where nothin
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -19,14 +17,7 @@ import msgspec
 from berth.contract import wire
 from berth.contract.errors import InvalidValue
 
-SCALER_AUDIENCE: Final = "berth-scaler"
 BINDER_AUDIENCE: Final = "berth-binder"
-# Who writes its EndpointSlices.
-SLICE_MANAGER: Final = "berth-scaler"
-# Ports of the activators: one for a model and protocol.
-ACTIVATOR_PORTS: Final = range(20000, 30000)
-# A leading scaler sends each activator a message at least this often, if need be an empty one.
-BEAT_SECONDS: Final = 1.0
 
 
 class ModelKey(NamedTuple):
@@ -166,94 +157,6 @@ class SchedulableAnswer:
         """Raises InvalidValue."""
         answer = wire.decode(body, _Answer, what="answer")
         return cls(generation=answer.generation, models={one.model: one for one in answer.models})
-
-
-# Scaler and activator.
-
-
-class HoldState(Enum):
-    """What an activator does with a model's requests."""
-
-    HOLD = "hold"  # no copy is ready: keep them, wake it
-    FORWARD = (
-        "forward"  # its Service leads to the copies again: serve what still comes, ask clients to reconnect
-    )
-    OFF = "off"  # the port closes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldLimits:
-    """Of one model on one activator."""
-
-    requests: int = 10_000
-    bytes: int = 64 * 1024**2
-    seconds: float = 300.0
-    wakes_per_second: float = 1.0
-    wake_burst: int = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodEndpoint:
-    """A copy, told from its binding on. `slots`: how many requests it takes at once from all activators together;
-    port 0: it does not serve that protocol. `soon`: its model is loaded, and its door all that is missing."""
-
-    uid: str
-    name: str
-    address: str
-    rest_port: int
-    grpc_port: int
-    slots: int
-    ready: bool
-    soon: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What an activator is to do for one model; a later `version` replaces an earlier one.
-
-    `public_name`: as the model's clients call it. Ports 0: none. `tls`: bytes are passed on as they come.
-    `clients`: namespaces whose pods may call, "*" all. `hopeless`: why no copy will ever come, for its clients.
-    `waits_for`: what the first copy waits for, for those whose time is over before it comes; "": its place, or its load.
-    `share`: how many activators hold for this model: each has that part of the slots.
-    """
-
-    version: int
-    model: ModelKey
-    public_name: str
-    state: HoldState
-    rest_port: int
-    grpc_port: int
-    tls: bool = False
-    endpoints: tuple[PodEndpoint, ...] = ()
-    limits: HoldLimits = HoldLimits()
-    clients: frozenset[str] = frozenset()
-    hopeless: str = ""
-    waits_for: str = ""
-    share: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Of one model on one activator, each second while it holds, and at once when it begins to.
-
-    `held`: now; `average_held`, `arrived`, `forwarded`: of the time since the last report. What has been forwarded
-    is counted again by the copy that takes it. `wake`: a request waits that a copy must come for. `served_ago`: seconds
-    since a first copy has taken of those that waited; 0: that has not happened since the last report. Ports: as
-    they are open, 0: not.
-    """
-
-    version: int
-    model: ModelKey
-    held: int
-    average_held: float
-    arrived: float
-    forwarded: float
-    held_bytes: int
-    oldest_seconds: float
-    wake: bool
-    rest_port: int
-    grpc_port: int
-    served_ago: float = 0.0
 
 
 # What users read on a Deployment.

@@ -24,35 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x65rth/v1/scaler.proto\x12\x08\x62\x65rth.v1\"l\n\rAttendRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.berth.v1.ActivatorHelloH\x00\x12(\n\x07reports\x18\x02 \x01(\x0b\x32\x15.berth.v1.HoldReportsH\x00\x42\x06\n\x04part\"2\n\x0e\x41\x63tivatorHello\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"4\n\x0bHoldReports\x12%\n\x07reports\x18\x01 \x03(\x0b\x32\x14.berth.v1.HoldReport\"\xfa\x01\n\nHoldReport\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x14\n\x0c\x61verage_held\x18\x05 \x01(\x01\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x01\x12\x11\n\tforwarded\x18\x07 \x01(\x01\x12\x12\n\nheld_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoldest_seconds\x18\t \x01(\x01\x12\x0c\n\x04wake\x18\n \x01(\x08\x12\x11\n\trest_port\x18\x0b \x01(\r\x12\x11\n\tgrpc_port\x18\x0c \x01(\r\x12\x12\n\nserved_ago\x18\r \x01(\x01\"\xb6\x01\n\x0e\x41ttendResponse\x12\r\n\x05whole\x18\x01 \x01(\x08\x12-\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x18.berth.v1.HoldAssignment\x12\x36\n\x07sources\x18\x03 \x03(\x0b\x32%.berth.v1.AttendResponse.SourcesEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd2\x02\n\x0eHoldAssignment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bpublic_name\x18\x04 \x01(\t\x12\"\n\x05state\x18\x05 \x01(\x0e\x32\x13.berth.v1.HoldState\x12\x11\n\trest_port\x18\x06 \x01(\r\x12\x11\n\tgrpc_port\x18\x07 \x01(\r\x12\x0b\n\x03tls\x18\x08 \x01(\x08\x12)\n\tendpoints\x18\t \x03(\x0b\x32\x16.berth.v1.HoldEndpoint\x12$\n\x06limits\x18\n \x01(\x0b\x32\x14.berth.v1.HoldLimits\x12\x0f\n\x07\x63lients\x18\x0b \x03(\t\x12\x10\n\x08hopeless\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\r\x12\x0c\n\x04gone\x18\x0e \x01(\x08\x12\x11\n\twaits_for\x18\x0f \x01(\t\"l\n\nHoldLimits\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x18\n\x10wakes_per_second\x18\x04 \x01(\x01\x12\x12\n\nwake_burst\x18\x05 \x01(\r\"\x8c\x01\n\x0cHoldEndpoint\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\trest_port\x18\x04 \x01(\r\x12\x11\n\tgrpc_port\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x0c\n\x04soon\x18\x08 \x01(\x08*h\n\tHoldState\x12\x1a\n\x16HOLD_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fHOLD_STATE_HOLD\x10\x01\x12\x16\n\x12HOLD_STATE_FORWARD\x10\x02\x12\x12\n\x0eHOLD_STATE_OFF\x10\x03\x32I\n\x06Scaler\x12?\n\x06\x41ttend\x12\x17.berth.v1.AttendRequest\x1a\x18.berth.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x65rth/v1/scaler.proto\x12\x08\x62\x65rth.v1\"n\n\x0e\x43ontrolRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.berth.v1.ActivatorHelloH\x00\x12)\n\x07reports\x18\x02 \x01(\x0b\x32\x16.berth.v1.ModelReportsH\x00\x42\x06\n\x04part\"3\n\x0e\x41\x63tivatorHello\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"6\n\x0cModelReports\x12&\n\x07reports\x18\x01 \x03(\x0b\x32\x15.berth.v1.ModelReport\"\x8d\x02\n\x0bModelReport\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x10\n\x08\x62uffered\x18\x04 \x01(\r\x12\x18\n\x10\x61verage_buffered\x18\x05 \x01(\x01\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x01\x12\x11\n\tforwarded\x18\x07 \x01(\x01\x12\x16\n\x0e\x62uffered_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoldest_seconds\x18\t \x01(\x01\x12\x12\n\ncold_start\x18\n \x01(\x08\x12\x11\n\trest_port\x18\x0b \x01(\r\x12\x11\n\tgrpc_port\x18\x0c \x01(\r\x12\x12\n\nserved_ago\x18\r \x01(\x01\"\xd5\x01\n\x0f\x43ontrolResponse\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12.\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x19.berth.v1.ModelAssignment\x12H\n\x10\x63lient_addresses\x18\x03 \x03(\x0b\x32..berth.v1.ControlResponse.ClientAddressesEntry\x1a\x36\n\x14\x43lientAddressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe4\x02\n\x0fModelAssignment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bpublic_name\x18\x04 \x01(\t\x12!\n\x04mode\x18\x05 \x01(\x0e\x32\x13.berth.v1.RouteMode\x12\x11\n\trest_port\x18\x06 \x01(\r\x12\x11\n\tgrpc_port\x18\x07 \x01(\r\x12\x0b\n\x03tls\x18\x08 \x01(\x08\x12,\n\tendpoints\x18\t \x03(\x0b\x32\x19.berth.v1.ReplicaEndpoint\x12&\n\x06limits\x18\n \x01(\x0b\x32\x16.berth.v1.BufferLimits\x12\x0f\n\x07\x63lients\x18\x0b \x03(\t\x12\x13\n\x0bunavailable\x18\x0c \x01(\t\x12\x12\n\nactivators\x18\r \x01(\r\x12\x0f\n\x07removed\x18\x0e \x01(\x08\x12\x13\n\x0bwaiting_for\x18\x0f \x01(\t\"z\n\x0c\x42ufferLimits\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x1e\n\x16\x63old_starts_per_second\x18\x04 \x01(\x01\x12\x18\n\x10\x63old_start_burst\x18\x05 \x01(\r\"\x97\x01\n\x0fReplicaEndpoint\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\trest_port\x18\x04 \x01(\r\x12\x11\n\tgrpc_port\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x14\n\x0cnearly_ready\x18\x08 \x01(\x08*Y\n\tRouteMode\x12\x1a\n\x16ROUTE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10ROUTE_MODE_PROXY\x10\x01\x12\x14\n\x10ROUTE_MODE_SERVE\x10\x02\"\x04\x08\x03\x10\x03\x32L\n\x06Scaler\x12\x42\n\x07\x43ontrol\x12\x18.berth.v1.ControlRequest\x1a\x19.berth.v1.ControlResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'berth.v1.scaler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTENDRESPONSE_SOURCESENTRY']._loaded_options = None
-  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_options = b'8\001'
-  _globals['_HOLDSTATE']._serialized_start=1283
-  _globals['_HOLDSTATE']._serialized_end=1387
-  _globals['_ATTENDREQUEST']._serialized_start=35
-  _globals['_ATTENDREQUEST']._serialized_end=143
-  _globals['_ACTIVATORHELLO']._serialized_start=145
-  _globals['_ACTIVATORHELLO']._serialized_end=195
-  _globals['_HOLDREPORTS']._serialized_start=197
-  _globals['_HOLDREPORTS']._serialized_end=249
-  _globals['_HOLDREPORT']._serialized_start=252
-  _globals['_HOLDREPORT']._serialized_end=502
-  _globals['_ATTENDRESPONSE']._serialized_start=505
-  _globals['_ATTENDRESPONSE']._serialized_end=687
-  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_start=641
-  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_end=687
-  _globals['_HOLDASSIGNMENT']._serialized_start=690
-  _globals['_HOLDASSIGNMENT']._serialized_end=1028
-  _globals['_HOLDLIMITS']._serialized_start=1030
-  _globals['_HOLDLIMITS']._serialized_end=1138
-  _globals['_HOLDENDPOINT']._serialized_start=1141
-  _globals['_HOLDENDPOINT']._serialized_end=1281
-  _globals['_SCALER']._serialized_start=1389
-  _globals['_SCALER']._serialized_end=1462
+  _globals['_CONTROLRESPONSE_CLIENTADDRESSESENTRY']._loaded_options = None
+  _globals['_CONTROLRESPONSE_CLIENTADDRESSESENTRY']._serialized_options = b'8\001'
+  _globals['_ROUTEMODE']._serialized_start=1381
+  _globals['_ROUTEMODE']._serialized_end=1470
+  _globals['_CONTROLREQUEST']._serialized_start=35
+  _globals['_CONTROLREQUEST']._serialized_end=145
+  _globals['_ACTIVATORHELLO']._serialized_start=147
+  _globals['_ACTIVATORHELLO']._serialized_end=198
+  _globals['_MODELREPORTS']._serialized_start=200
+  _globals['_MODELREPORTS']._serialized_end=254
+  _globals['_MODELREPORT']._serialized_start=257
+  _globals['_MODELREPORT']._serialized_end=526
+  _globals['_CONTROLRESPONSE']._serialized_start=529
+  _globals['_CONTROLRESPONSE']._serialized_end=742
+  _globals['_CONTROLRESPONSE_CLIENTADDRESSESENTRY']._serialized_start=688
+  _globals['_CONTROLRESPONSE_CLIENTADDRESSESENTRY']._serialized_end=742
+  _globals['_MODELASSIGNMENT']._serialized_start=745
+  _globals['_MODELASSIGNMENT']._serialized_end=1101
+  _globals['_BUFFERLIMITS']._serialized_start=1103
+  _globals['_BUFFERLIMITS']._serialized_end=1225
+  _globals['_REPLICAENDPOINT']._serialized_start=1228
+  _globals['_REPLICAENDPOINT']._serialized_end=1379
+  _globals['_SCALER']._serialized_start=1472
+  _globals['_SCALER']._serialized_end=1548
 # @@protoc_insertion_point(module_scope)

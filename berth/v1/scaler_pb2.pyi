@@ -7,136 +7,134 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class HoldState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class RouteMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    HOLD_STATE_UNSPECIFIED: _ClassVar[HoldState]
-    HOLD_STATE_HOLD: _ClassVar[HoldState]
-    HOLD_STATE_FORWARD: _ClassVar[HoldState]
-    HOLD_STATE_OFF: _ClassVar[HoldState]
-HOLD_STATE_UNSPECIFIED: HoldState
-HOLD_STATE_HOLD: HoldState
-HOLD_STATE_FORWARD: HoldState
-HOLD_STATE_OFF: HoldState
+    ROUTE_MODE_UNSPECIFIED: _ClassVar[RouteMode]
+    ROUTE_MODE_PROXY: _ClassVar[RouteMode]
+    ROUTE_MODE_SERVE: _ClassVar[RouteMode]
+ROUTE_MODE_UNSPECIFIED: RouteMode
+ROUTE_MODE_PROXY: RouteMode
+ROUTE_MODE_SERVE: RouteMode
 
-class AttendRequest(_message.Message):
+class ControlRequest(_message.Message):
     __slots__ = ("hello", "reports")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     hello: ActivatorHello
-    reports: HoldReports
-    def __init__(self, hello: _Optional[_Union[ActivatorHello, _Mapping]] = ..., reports: _Optional[_Union[HoldReports, _Mapping]] = ...) -> None: ...
+    reports: ModelReports
+    def __init__(self, hello: _Optional[_Union[ActivatorHello, _Mapping]] = ..., reports: _Optional[_Union[ModelReports, _Mapping]] = ...) -> None: ...
 
 class ActivatorHello(_message.Message):
-    __slots__ = ("address", "leaving")
+    __slots__ = ("address", "draining")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     address: str
-    leaving: bool
-    def __init__(self, address: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    draining: bool
+    def __init__(self, address: _Optional[str] = ..., draining: _Optional[bool] = ...) -> None: ...
 
-class HoldReports(_message.Message):
+class ModelReports(_message.Message):
     __slots__ = ("reports",)
     REPORTS_FIELD_NUMBER: _ClassVar[int]
-    reports: _containers.RepeatedCompositeFieldContainer[HoldReport]
-    def __init__(self, reports: _Optional[_Iterable[_Union[HoldReport, _Mapping]]] = ...) -> None: ...
+    reports: _containers.RepeatedCompositeFieldContainer[ModelReport]
+    def __init__(self, reports: _Optional[_Iterable[_Union[ModelReport, _Mapping]]] = ...) -> None: ...
 
-class HoldReport(_message.Message):
-    __slots__ = ("version", "namespace", "name", "held", "average_held", "arrived", "forwarded", "held_bytes", "oldest_seconds", "wake", "rest_port", "grpc_port", "served_ago")
+class ModelReport(_message.Message):
+    __slots__ = ("version", "namespace", "name", "buffered", "average_buffered", "arrived", "forwarded", "buffered_bytes", "oldest_seconds", "cold_start", "rest_port", "grpc_port", "served_ago")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    AVERAGE_HELD_FIELD_NUMBER: _ClassVar[int]
+    BUFFERED_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_BUFFERED_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
-    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUFFERED_BYTES_FIELD_NUMBER: _ClassVar[int]
     OLDEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    WAKE_FIELD_NUMBER: _ClassVar[int]
+    COLD_START_FIELD_NUMBER: _ClassVar[int]
     REST_PORT_FIELD_NUMBER: _ClassVar[int]
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
     SERVED_AGO_FIELD_NUMBER: _ClassVar[int]
     version: int
     namespace: str
     name: str
-    held: int
-    average_held: float
+    buffered: int
+    average_buffered: float
     arrived: float
     forwarded: float
-    held_bytes: int
+    buffered_bytes: int
     oldest_seconds: float
-    wake: bool
+    cold_start: bool
     rest_port: int
     grpc_port: int
     served_ago: float
-    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., held: _Optional[int] = ..., average_held: _Optional[float] = ..., arrived: _Optional[float] = ..., forwarded: _Optional[float] = ..., held_bytes: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., wake: _Optional[bool] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., served_ago: _Optional[float] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., buffered: _Optional[int] = ..., average_buffered: _Optional[float] = ..., arrived: _Optional[float] = ..., forwarded: _Optional[float] = ..., buffered_bytes: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., cold_start: _Optional[bool] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., served_ago: _Optional[float] = ...) -> None: ...
 
-class AttendResponse(_message.Message):
-    __slots__ = ("whole", "assignments", "sources")
-    class SourcesEntry(_message.Message):
+class ControlResponse(_message.Message):
+    __slots__ = ("snapshot", "assignments", "client_addresses")
+    class ClientAddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    whole: bool
-    assignments: _containers.RepeatedCompositeFieldContainer[HoldAssignment]
-    sources: _containers.ScalarMap[str, str]
-    def __init__(self, whole: _Optional[bool] = ..., assignments: _Optional[_Iterable[_Union[HoldAssignment, _Mapping]]] = ..., sources: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    CLIENT_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bool
+    assignments: _containers.RepeatedCompositeFieldContainer[ModelAssignment]
+    client_addresses: _containers.ScalarMap[str, str]
+    def __init__(self, snapshot: _Optional[bool] = ..., assignments: _Optional[_Iterable[_Union[ModelAssignment, _Mapping]]] = ..., client_addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
-class HoldAssignment(_message.Message):
-    __slots__ = ("version", "namespace", "name", "public_name", "state", "rest_port", "grpc_port", "tls", "endpoints", "limits", "clients", "hopeless", "share", "gone", "waits_for")
+class ModelAssignment(_message.Message):
+    __slots__ = ("version", "namespace", "name", "public_name", "mode", "rest_port", "grpc_port", "tls", "endpoints", "limits", "clients", "unavailable", "activators", "removed", "waiting_for")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_NAME_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     REST_PORT_FIELD_NUMBER: _ClassVar[int]
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
-    HOPELESS_FIELD_NUMBER: _ClassVar[int]
-    SHARE_FIELD_NUMBER: _ClassVar[int]
-    GONE_FIELD_NUMBER: _ClassVar[int]
-    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATORS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     version: int
     namespace: str
     name: str
     public_name: str
-    state: HoldState
+    mode: RouteMode
     rest_port: int
     grpc_port: int
     tls: bool
-    endpoints: _containers.RepeatedCompositeFieldContainer[HoldEndpoint]
-    limits: HoldLimits
+    endpoints: _containers.RepeatedCompositeFieldContainer[ReplicaEndpoint]
+    limits: BufferLimits
     clients: _containers.RepeatedScalarFieldContainer[str]
-    hopeless: str
-    share: int
-    gone: bool
-    waits_for: str
-    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., public_name: _Optional[str] = ..., state: _Optional[_Union[HoldState, str]] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., tls: _Optional[bool] = ..., endpoints: _Optional[_Iterable[_Union[HoldEndpoint, _Mapping]]] = ..., limits: _Optional[_Union[HoldLimits, _Mapping]] = ..., clients: _Optional[_Iterable[str]] = ..., hopeless: _Optional[str] = ..., share: _Optional[int] = ..., gone: _Optional[bool] = ..., waits_for: _Optional[str] = ...) -> None: ...
+    unavailable: str
+    activators: int
+    removed: bool
+    waiting_for: str
+    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., public_name: _Optional[str] = ..., mode: _Optional[_Union[RouteMode, str]] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., tls: _Optional[bool] = ..., endpoints: _Optional[_Iterable[_Union[ReplicaEndpoint, _Mapping]]] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., clients: _Optional[_Iterable[str]] = ..., unavailable: _Optional[str] = ..., activators: _Optional[int] = ..., removed: _Optional[bool] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
-class HoldLimits(_message.Message):
-    __slots__ = ("requests", "bytes", "seconds", "wakes_per_second", "wake_burst")
+class BufferLimits(_message.Message):
+    __slots__ = ("requests", "bytes", "seconds", "cold_starts_per_second", "cold_start_burst")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    WAKES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    WAKE_BURST_FIELD_NUMBER: _ClassVar[int]
+    COLD_STARTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    COLD_START_BURST_FIELD_NUMBER: _ClassVar[int]
     requests: int
     bytes: int
     seconds: float
-    wakes_per_second: float
-    wake_burst: int
-    def __init__(self, requests: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., wakes_per_second: _Optional[float] = ..., wake_burst: _Optional[int] = ...) -> None: ...
+    cold_starts_per_second: float
+    cold_start_burst: int
+    def __init__(self, requests: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., cold_starts_per_second: _Optional[float] = ..., cold_start_burst: _Optional[int] = ...) -> None: ...
 
-class HoldEndpoint(_message.Message):
-    __slots__ = ("uid", "name", "address", "rest_port", "grpc_port", "slots", "ready", "soon")
+class ReplicaEndpoint(_message.Message):
+    __slots__ = ("uid", "name", "address", "rest_port", "grpc_port", "slots", "ready", "nearly_ready")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -144,7 +142,7 @@ class HoldEndpoint(_message.Message):
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
-    SOON_FIELD_NUMBER: _ClassVar[int]
+    NEARLY_READY_FIELD_NUMBER: _ClassVar[int]
     uid: str
     name: str
     address: str
@@ -152,5 +150,5 @@ class HoldEndpoint(_message.Message):
     grpc_port: int
     slots: int
     ready: bool
-    soon: bool
-    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., slots: _Optional[int] = ..., ready: _Optional[bool] = ..., soon: _Optional[bool] = ...) -> None: ...
+    nearly_ready: bool
+    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., slots: _Optional[int] = ..., ready: _Optional[bool] = ..., nearly_ready: _Optional[bool] = ...) -> None: ...

@@ -34,20 +34,20 @@ class ScalerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Attend = channel.stream_stream(
-                '/berth.v1.Scaler/Attend',
-                request_serializer=berth_dot_v1_dot_scaler__pb2.AttendRequest.SerializeToString,
-                response_deserializer=berth_dot_v1_dot_scaler__pb2.AttendResponse.FromString,
+        self.Control = channel.stream_stream(
+                '/berth.v1.Scaler/Control',
+                request_serializer=berth_dot_v1_dot_scaler__pb2.ControlRequest.SerializeToString,
+                response_deserializer=berth_dot_v1_dot_scaler__pb2.ControlResponse.FromString,
                 _registered_method=True)
 
 
 class ScalerServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Attend(self, request_iterator, context):
-        """The first message is `hello`. The scaler answers with all assignments (`whole`), then with each change. A stream
-        that breaks off changes nothing: an activator goes on with what it knows. Where nothing has changed for a second
-        there is an empty message: who hears none has nobody who tells.
+    def Control(self, request_iterator, context):
+        """The control stream. The first message is `hello`. The scaler answers with a `snapshot` of all assignments, then
+        sends each change. A stream that breaks changes nothing: an activator continues with what it knows. After a second
+        without a change the scaler sends an empty message, so that an activator notices a scaler that has gone silent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -56,10 +56,10 @@ class ScalerServicer:
 
 def add_ScalerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Attend': grpc.stream_stream_rpc_method_handler(
-                    servicer.Attend,
-                    request_deserializer=berth_dot_v1_dot_scaler__pb2.AttendRequest.FromString,
-                    response_serializer=berth_dot_v1_dot_scaler__pb2.AttendResponse.SerializeToString,
+            'Control': grpc.stream_stream_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=berth_dot_v1_dot_scaler__pb2.ControlRequest.FromString,
+                    response_serializer=berth_dot_v1_dot_scaler__pb2.ControlResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -73,7 +73,7 @@ class Scaler:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Attend(request_iterator,
+    def Control(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -86,9 +86,9 @@ class Scaler:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/berth.v1.Scaler/Attend',
-            berth_dot_v1_dot_scaler__pb2.AttendRequest.SerializeToString,
-            berth_dot_v1_dot_scaler__pb2.AttendResponse.FromString,
+            '/berth.v1.Scaler/Control',
+            berth_dot_v1_dot_scaler__pb2.ControlRequest.SerializeToString,
+            berth_dot_v1_dot_scaler__pb2.ControlResponse.FromString,
             options,
             channel_credentials,
             insecure,

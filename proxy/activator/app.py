@@ -1,10 +1,10 @@
-"""`berth activator`: the composition root of who holds requests while a model wakes."""
+"""`berth activator`: the composition root of the process that buffers requests until a replica is ready."""
 
 import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -12,20 +12,21 @@ from typing import Final
 import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from berth.contract.scaling import ModelKey, Report
+from berth.contract.activation import Report
+from berth.contract.scaling import ModelKey
 from berth.runtime.admin import AdminServer
 from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.errors import ConfigError
 from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise
-from proxy.activator.assign import Assigned
-from proxy.activator.attend import Link
+from proxy.activator.assignments import Assignments
+from proxy.activator.bounds import Bounds
 from proxy.activator.config import ActivatorOptions
-from proxy.activator.hold import Bounds
-from proxy.activator.metrics import ActivatorCollector, Counts
-from proxy.activator.model import HeldModel
+from proxy.activator.control_client import ControlClient
+from proxy.activator.metrics import ActivatorCollector, ActivatorStats, Connection
+from proxy.activator.model import BufferedModel
 from proxy.activator.models import Models
-from proxy.activator.port import MOST_STRANGERS, Doorstep
+from proxy.activator.port import MOST_PENDING, PendingClients
 from proxy.downstream.listener import allow_descriptors
 from proxy.drain import Stage, in_order
 from proxy.memory import settle
@@ -34,15 +35,15 @@ from proxy.request.budget import Budget
 log = logging.getLogger(__name__)
 
 SUMMARY = (
-    "Holds the requests of models that have no copy, wakes them, and hands the requests on. "
-    "A model's Service leads here while it sleeps; each model has ports of its own, which the scaler tells, "
+    "Buffers the requests of models that are scaled to zero, has a replica started, and forwards the requests to it. "
+    "A model's Service leads here while no replica is ready; each model has ports of its own, assigned by the scaler, "
     "so that no header decides whose a request is. It asks nothing of the API server."
 )
 
-_TURN_SECONDS: Final = 1.0
-# While a model wakes.
+_TICK_SECONDS: Final = 1.0
+# During a cold start.
 _LOOK_SECONDS: Final = 0.02
-# Descriptors of the process itself; of the others half is for connections to copies.
+# Descriptors of the process itself; of the others half is for connections to replicas.
 _DESCRIPTORS_KEPT: Final = 256
 
 
@@ -60,7 +61,7 @@ async def main(options: ActivatorOptions, stop: asyncio.Event) -> None:
 
 
 def require_own(address: str) -> None:
-    """Raises ConfigError where no port could be opened there: Services would lead to nobody."""
+    """Raises ConfigError where no port could be opened there: Services would lead nowhere."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((address, 0))
@@ -72,76 +73,80 @@ class ActivatorProcess:
     """The wired parts."""
 
     def __init__(self, options: ActivatorOptions) -> None:
-        self._assigned = Assigned()
-        self.counts = Counts(time.monotonic)
+        self._assignments = Assignments()
+        self.stats = ActivatorStats(time.monotonic)
         descriptors = allow_descriptors()
-        doorstep = Doorstep(_strangers(descriptors), told_for=lambda: self.link.told_for)
-        bounds = _bounds(options, descriptors)
-        self.models = Models(options.address, self._assigned.allows, doorstep=doorstep, bounds=bounds)
-        self.link = Link(
+        self.models = Models(
+            options.address,
+            self._assignments.allows,
+            on_cold_start=self._cold_start,
+            pending=PendingClients(
+                _most_pending(descriptors), connected_for=lambda: self.control.connected_for
+            ),
+            bounds=_bounds(options, descriptors),
+        )
+        self.control = ControlClient(
             options.scaler,
             options.token_file,
             options.address,
-            self._assigned,
+            self._assignments,
             self.models,
-            on_report=self.counts.reported,
+            on_report=self.stats.reported,
         )
-        self.models.on_wake(self._wake)
-        self._waking = asyncio.Event()
+        self._cold_start_began = asyncio.Event()
         self.admin = self._admin(options)
 
-    def _wake(self, report: Report) -> None:
-        self.counts.woken(report.model)
-        self._waking.set()
-        self.link.wake(report)
+    def _cold_start(self, report: Report) -> None:
+        self.stats.cold_start_began(report.model)
+        self._cold_start_began.set()
+        self.control.report_now(report)
 
-    async def turn(self) -> None:
-        """Every second: what has waited too long ends, and what is held is told."""
+    async def tick(self) -> None:
+        """Every second: what has waited too long ends, and what is buffered is reported."""
         while True:
-            await asyncio.sleep(_TURN_SECONDS)
+            await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
             await self.models.tick(now)
-            await self.link.carry_out(self._assigned.expire(now))
-            self.link.turn()
-            self.counts.forget(model.key for model in self.models.all())
+            await self.control.carry_out(self._assignments.expire(now))
+            self.control.tick()
+            self.stats.keep(model.key for model in self.models.all())
 
-    async def watch_wakes(self) -> None:
-        """How far those have come that wake."""
+    async def watch_cold_starts(self) -> None:
+        """How far they have come."""
         while True:
-            await self._waking.wait()
-            while waking := self.counts.waking:
-                for key in waking:
-                    self._see(key)
+            await self._cold_start_began.wait()
+            while models := self.stats.cold_starting:
+                for key in models:
+                    self._observe(key)
                 await asyncio.sleep(_LOOK_SECONDS)
-            self._waking.clear()
+            self._cold_start_began.clear()
 
-    def _see(self, key: ModelKey) -> None:
+    def _observe(self, key: ModelKey) -> None:
         model = self.models.get(key)
         if model is None:
-            self.counts.seen(key, copies=0, serves=False, held=False)
+            self.stats.observe(key, replicas=0, serves=False, buffers=False)
             return
-        self.counts.seen(
+        self.stats.observe(
             key,
-            copies=len(model.told.endpoints),
+            replicas=len(model.assignment.endpoints),
             serves=model.pods.any_open,
-            held=model.hold.held > 0,
+            buffers=model.throttler.buffered > 0,
         )
 
     def not_ready(self) -> str | None:
-        """A scaler that is away leaves it ready: what is held can still be handed on."""
-        if self.link.is_leaving:
+        """It stays ready while no scaler is connected: what is buffered can still be forwarded."""
+        if self.control.is_draining:
             return "draining"
-        return None if self._assigned.is_told else "no scaler has told yet which models there are"
+        return None if self._assignments.has_snapshot else "no scaler has sent yet which models there are"
 
     def _admin(self, options: ActivatorOptions) -> AdminServer:
         registry = CollectorRegistry()
-        link = self.link
         registry.register(
             ActivatorCollector(
-                self.counts,
-                lambda: map(_Held, self.models.all()),
-                lambda: (link.is_attached, link.attached_times),
-                self.models.bounds.buffered,
+                self.stats,
+                lambda: map(_Refusals, self.models.all()),
+                lambda: Connection(self.control.is_connected, self.control.streams),
+                self.models.bounds.buffered_seconds,
             )
         )
         ProcessCollector(registry=registry)
@@ -151,45 +156,45 @@ class ActivatorProcess:
         )
 
     async def end(self, options: ActivatorOptions) -> None:
-        """Out of the slices first, then nobody new, then to the end of what is here; every wait is bounded."""
-        self.link.leave()
+        """Out of the slices first, then no new clients, then to the end of what is here; every wait is bounded."""
+        self.control.drain()
         delay = options.drain_delay
         await in_order(
             [
                 Stage("serve on", lambda: asyncio.sleep(delay), delay + 1),
-                Stage("requests that are held or under way", self.models.drain, options.drain_timeout),
+                Stage("requests that are buffered or under way", self.models.drain, options.drain_timeout),
             ]
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A model's figures that are its own."""
+class _Refusals:
+    """Of a model, its ports included."""
 
-    model: HeldModel
+    model: BufferedModel
 
     @property
     def key(self) -> ModelKey:
         return self.model.key
 
     @property
-    def refusals(self) -> dict[str, int]:
-        strangers = self.model.rest_port.refused + self.model.grpc_port.refused
-        return {**self.model.hold.refusals, "stranger": strangers}
+    def refusals(self) -> Mapping[str, int]:
+        unknown = self.model.rest_port.refused + self.model.grpc_port.refused
+        return {**self.model.throttler.refusals, "unknown-client": unknown}
 
 
-def _strangers(descriptors: int) -> int:
-    """How many may wait at the doorstep: they have descriptors, too."""
-    return min(MOST_STRANGERS, descriptors // 8)
+def _most_pending(descriptors: int) -> int:
+    """How many clients may be pending: they have descriptors, too."""
+    return min(MOST_PENDING, descriptors // 8)
 
 
 def _bounds(options: ActivatorOptions, descriptors: int) -> Bounds:
-    """No more connections than there are descriptors for: each may have one more, to a copy that never answers."""
-    for_clients = (descriptors - _DESCRIPTORS_KEPT - _strangers(descriptors)) // 2
+    """No more connections than there are descriptors for: each may have one more, to a replica that never answers."""
+    for_clients = (descriptors - _DESCRIPTORS_KEPT - _most_pending(descriptors)) // 2
     return Bounds(
-        places=Budget(options.most_held),
+        places=Budget(options.max_buffered_requests),
         memory=Budget(options.memory_budget),
-        connections=Budget(min(options.most_connections, for_clients)),
+        connections=Budget(min(options.max_connections, for_clients)),
     )
 
 
@@ -199,9 +204,9 @@ async def serving(options: ActivatorOptions) -> AsyncIterator[ActivatorProcess]:
     activator = ActivatorProcess(options)
     try:
         async with activator.admin, supervise() as tasks:
-            tasks.eternal("scaler", activator.link.run())
-            tasks.eternal("models", activator.turn())
-            tasks.eternal("wakes", activator.watch_wakes())
+            tasks.eternal("scaler", activator.control.run())
+            tasks.eternal("models", activator.tick())
+            tasks.eternal("cold starts", activator.watch_cold_starts())
             yield activator
     finally:
         await activator.models.close()

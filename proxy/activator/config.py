@@ -37,29 +37,29 @@ class ActivatorOptions(opt.CommonOptions):
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:9090")
     # 10 000 requests of 1 KiB take about 200 MiB of the process; of that, this counts what is in their bodies.
     memory_budget: int = opt.option(
-        "what the requests that are held may take, all models' together",
+        "memory that buffered requests may take, of all models together",
         default=256 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",
         shown="256Mi",
     )
     # As many as there are in a burst on many models, and as a process' descriptors usually allow.
-    most_held: int = opt.option(
-        "requests that are held at once, all models' together; a model's own limit is hold-requests",
+    max_buffered_requests: int = opt.option(
+        "requests buffered at once, of all models together; a model's own limit is the annotation hold-requests",
         default=65_536,
         parse=opt.integer(minimum=1, maximum=10**7),
         metavar="N",
     )
-    most_connections: int = opt.option(
-        "connections of clients, all models' together",
+    max_connections: int = opt.option(
+        "client connections, of all models together",
         default=65_536,
         parse=opt.integer(minimum=1, maximum=10**7),
         metavar="N",
     )
-    # Its addresses leave the slices in this time, and kube-proxies hear of it; until then requests still come.
+    # Its address leaves the slices in this time, and kube-proxies learn of it; until then requests still come.
     drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=10.0)
-    # No request that is held hears of its activator's end: hold-timeout is 600 s at most, and then it is to be answered.
+    # No buffered request is lost when its activator ends: hold-timeout is 600 s at most, and then it is to be answered.
     drain_timeout: float = opt.seconds(
-        "the longest to wait for requests that are held or under way; shorter than a model's hold-timeout it cuts them off",
+        "the longest to wait for requests that are buffered or under way; less than a model's hold-timeout cuts them off",
         default=630.0,
     )

@@ -1,4 +1,4 @@
-"""All models that one activator holds requests of: what is assigned comes in, what is held is told."""
+"""All models of one activator: assignments come in, reports go out."""
 
 import asyncio
 import logging
@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
-from berth.contract.scaling import Assignment, ModelKey, Report
+from berth.contract.activation import Assignment, Report
+from berth.contract.scaling import ModelKey
 from berth.runtime.logs import fields
-from proxy.activator.hold import Bounds
-from proxy.activator.model import Common, HeldModel
-from proxy.activator.port import Doorstep
+from proxy.activator.bounds import Bounds
+from proxy.activator.model import BufferedModel, Common
+from proxy.activator.port import PendingClients
 from proxy.downstream.grpc.downstream import GrpcCommon
 from proxy.downstream.rest.downstream import RestShared
 from proxy.policy.refusal import NotServed
@@ -22,7 +23,7 @@ from proxy.upstream.grpc import AnswerReaders
 
 log = logging.getLogger(__name__)
 
-# A model that is gone ends its requests for so long at most.
+# A model that is removed ends its requests for so long at most.
 _ENDING_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.05
 
@@ -37,15 +38,17 @@ class Models:
         host: str,
         is_allowed: IsAllowed,
         *,
-        doorstep: Doorstep | None = None,
+        on_cold_start: Callable[[Report], object] = lambda report: None,
+        pending: PendingClients | None = None,
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`host`: where the ports are opened. `is_allowed`: whether a client at an address may call a model; it is
-        asked before anything is read of a connection. `doorstep`: where those wait who may not, or not yet."""
-        where = UpstreamCluster()
-        self._rest = RestShared(where)
-        self._grpc = GrpcCommon(where, _NoQuestions())
+        asked before anything is read of a connection. `on_cold_start` gets a report at once when a request waits, no replica
+        is ready, and no request waited before. `pending`: clients that may not connect, or not yet."""
+        cluster = UpstreamCluster()
+        self._rest = RestShared(cluster)
+        self._grpc = GrpcCommon(cluster, _NoQuestions())
         self.bounds = bounds or Bounds()
         self._common = Common(
             host,
@@ -55,15 +58,14 @@ class Models:
             AnswerReaders(),
             Watermark(),
             is_allowed,
-            Doorstep() if doorstep is None else doorstep,
+            PendingClients() if pending is None else pending,
         )
-        self._clock = clock
+        self._on_cold_start, self._clock = on_cold_start, clock
         # By namespace, as long as it has models.
         self._tenants: WeakValueDictionary[str, Bounds] = WeakValueDictionary()
-        self._models: dict[ModelKey, HeldModel] = {}
-        # Until when.
-        self._ending: dict[HeldModel, float] = {}
-        self._told: Callable[[Report], None] = lambda report: None
+        self._models: dict[ModelKey, BufferedModel] = {}
+        # Removed ones that end their requests, and until when.
+        self._ending: dict[BufferedModel, float] = {}
 
     def _bounds_of(self, namespace: str) -> Bounds:
         bounds = self._tenants.get(namespace)
@@ -77,41 +79,37 @@ class Models:
     def __contains__(self, key: ModelKey) -> bool:
         return key in self._models
 
-    def get(self, key: ModelKey) -> HeldModel | None:
+    def get(self, key: ModelKey) -> BufferedModel | None:
         return self._models.get(key)
 
-    def all(self) -> list[HeldModel]:
+    def all(self) -> list[BufferedModel]:
         return list(self._models.values())
-
-    def on_wake(self, told: Callable[[Report], None]) -> None:
-        """`told` gets a report at once when a request waits for which there is no copy, and none waited before."""
-        self._told = told
 
     async def apply(self, assignment: Assignment) -> None:
         """Of one model: the newest, whatever its version; each stream has versions of its own."""
         model = self._models.get(assignment.model)
-        if model is not None and _is_another(model.told, assignment):
+        if model is not None and _is_another(model.assignment, assignment):
             self._end(model)
             model = None
         if model is None:
-            model = self._models[assignment.model] = HeldModel(assignment, self._common, self._wake)
-            log.info("a model is held", extra=fields(model=str(assignment.model)))
+            model = self._models[assignment.model] = BufferedModel(assignment, self._common, self._cold_start)
+            log.info("model assigned", extra=fields(model=str(assignment.model)))
         await model.apply(assignment)
 
     async def remove(self, key: ModelKey) -> None:
-        """Its ports close, whoever waits is told, and what is under way ends."""
+        """Its ports close, requests that wait are refused, and what is under way ends."""
         model = self._models.get(key)
         if model is not None:
             self._end(model)
 
-    def _end(self, model: HeldModel) -> None:
+    def _end(self, model: BufferedModel) -> None:
         del self._models[model.key]
         self._ending[model] = self._clock() + _ENDING_SECONDS
         model.end()
-        log.info("a model is held no more", extra=fields(model=str(model.key)))
+        log.info("model removed", extra=fields(model=str(model.key)))
 
-    def _wake(self, model: HeldModel) -> None:
-        self._told(model.report(self._clock()))
+    def _cold_start(self, model: BufferedModel) -> None:
+        self._on_cold_start(model.report(self._clock()))
 
     def reports(self, now: float, *, whole: bool = False) -> list[Report]:
         """Of those models of which there is news; `whole`: of all."""
@@ -123,17 +121,15 @@ class Models:
         for model in [*self._models.values(), *self._ending]:
             try:
                 await model.tick(now)
-            except (
-                Exception
-            ) as error:  # one model that nobody has thought of must not end what all others hold
-                log.error("a model was not looked at", extra=fields(model=str(model.key)), exc_info=error)
+            except Exception as error:  # an unforeseen model must not end what all others buffer
+                log.error("a model's tick failed", extra=fields(model=str(model.key)), exc_info=error)
         for model, until in list(self._ending.items()):
             if now > until or not model.is_busy:
                 del self._ending[model]
                 await model.close()
 
     async def drain(self) -> None:
-        """Nobody new; return when nothing is held and every answer has been delivered."""
+        """No new clients; return when nothing is buffered and every answer has been delivered."""
         for model in self._models.values():
             model.stop_accepting()
         while any(model.is_busy for model in [*self._models.values(), *self._ending]):
@@ -157,7 +153,7 @@ class _NoQuestions:
     """Each model answers by itself."""
 
     async def versions(self, copy: Replica) -> list[str]:
-        raise NotServed("no copy")
+        raise NotServed("no replica")
 
     async def server_metadata(self) -> dict[str, object]:
-        raise NotServed("no copy")
+        raise NotServed("no replica")

@@ -1,22 +1,20 @@
-"""One copy of a model as the activator knows it: whether it serves, and what it has to do.
-
-It is asked by itself whether it serves, from the moment at which it has a place: the cluster's own word of it comes late.
-"""
+"""One replica's pod as the activator knows it: whether it serves, and what it has under way."""
 
 import asyncio
 import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
+from berth.contract.activation import ReplicaEndpoint
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import PodEndpoint
-from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
-from proxy.activator.answers import MOST_BYTES, Memory
-from proxy.activator.hold import Looks
+from proxy.activator.bounds import ProbeLoad
+from proxy.activator.local_answers import MOST_BYTES, LastAnswers
+from proxy.activator.probe_schedule import ProbeSchedule
 from proxy.policy.refusal import NotServed
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.grpc_head import Keys
@@ -27,67 +25,52 @@ from proxy.upstream.queries import Silent, fetch
 
 log = logging.getLogger(__name__)
 
-# How often one is asked whose door alone is missing, for so many times; one that does not serve yet, at first and after
-# a while; and one that does.
-_HURRY_SECONDS: Final = 0.01
-_HURRY_TIMES: Final = 500
-_SOON_SECONDS: Final = 0.05
-_SOON_TIMES: Final = 1200
-_LATER_SECONDS: Final = 0.2
-_OPEN_SECONDS: Final = 1.0
-_LISTENS_SECONDS: Final = 1.0
-# One that breaks off soon after it has opened is left in peace for a while, and for longer each time.
-_STEADY_SECONDS: Final = 5.0
-_LONGEST_REST: Final = 2.0
-# Of one namespace: so many are asked as often as that.
-_OFTEN: Final = 16
-# Nothing listens here: connections of a copy that has gone are not kept.
+_CONNECT_SECONDS: Final = 1.0
+# Nothing listens here: connections of a pod that has gone are not kept.
 _NOWHERE: Final = UpstreamEndpoint(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # nobody binds it
 
 
-class Pod:
-    """One copy. `is_open`: it serves, as far as anybody knows."""
+@dataclass(frozen=True, slots=True)
+class PodParts:
+    """What all pods of a model share. `answers`: what the model's pods say of it; None: that cannot be read (TLS)."""
 
-    def __init__(
-        self,
-        told: PodEndpoint,
-        memory: Memory | None,
-        turn: WriteBatch,
-        readers: AnswerReaders,
-        changed: Callable[["Pod"], None],
-        looks: Looks,
-    ) -> None:
-        """`memory`: of what it tells of its model; None: what it says cannot be read (TLS)."""
-        self.told, self._memory, self._looks = told, memory, looks
-        self.slots = max(1, told.slots)
-        self._has_told = False
-        self._turn, self._readers, self._changed = turn, readers, changed
-        self._where = UpstreamCluster(
-            UpstreamEndpoint(Endpoint(told.address, told.rest_port), Endpoint(told.address, told.grpc_port))
+    answers: LastAnswers | None
+    batch: WriteBatch
+    readers: AnswerReaders
+    probe_load: ProbeLoad
+
+
+class Pod:
+    """`is_open`: it serves, as far as is known."""
+
+    def __init__(self, endpoint: ReplicaEndpoint, parts: PodParts, changed: Callable[["Pod"], None]) -> None:
+        """`changed`: called when it serves from now on, or no more."""
+        self.endpoint, self._parts, self._changed = endpoint, parts, changed
+        self._cluster = UpstreamCluster(
+            UpstreamEndpoint(
+                Endpoint(endpoint.address, endpoint.rest_port), Endpoint(endpoint.address, endpoint.grpc_port)
+            )
         )
-        self.rest = UpstreamPool(self._where)
-        # A pod's image is its tenant's: what it says costs the others no more than a little.
-        self.questions = UpstreamPool(self._where, most=1, takes_chunked=False)
+        self.rest = UpstreamPool(self._cluster)
+        # A pod's image is its tenant's: what it answers costs the others no more than a little.
+        self.queries = UpstreamPool(self._cluster, most=1, takes_chunked=False)
         self._grpc: UpstreamConnection | None = None
         self._connections: set[UpstreamConnection] = set()
-        self.is_open = self._has_served = self._is_asked = False
-        self._ask(True)
-        self._opened_at = 0.0
-        self._rests = Backoff(initial_seconds=_SOON_SECONDS, cap_seconds=_LONGEST_REST)
-        # Before it is asked again, whoever waits for it.
-        self._rest_seconds = 0.0
-        # Connections that are spliced, where it is TLS.
-        self.spliced = 0
-        # Questions since it opened or closed last, and what is left of those in a hurry. Whoever waits for it renews
-        # neither: clients that come and leave would keep them up for ever.
-        self._asked, self._hurries_left = 0, _HURRY_TIMES
-        self._look = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        # Clients that are joined to it, where it is TLS.
+        self.tunnels = 0
+        self.is_open = self._has_answered = False
+        self._schedule = ProbeSchedule(parts.probe_load)
+        self._probe_now = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._probe_forever())
+
+    @property
+    def slots(self) -> int:
+        return max(1, self.endpoint.slots)
 
     @property
     def free(self) -> int:
         """Slots; below 0 where it has more than it takes at once."""
-        free = self.slots - self.rest.in_use - self.spliced
+        free = self.slots - self.rest.in_use - self.tunnels
         for connection in self._connections:
             free -= len(connection.codec.streams)
         return free
@@ -100,21 +83,21 @@ class Pod:
             room += sum(one.begun and one.local_done for one in connection.codec.streams.values())
         return room
 
-    def tell(self, told: PodEndpoint) -> None:
+    def update(self, endpoint: ReplicaEndpoint) -> None:
         """What is known of it now; its addresses are as they were."""
-        if told != self.told:
-            self.told, self.slots = told, max(1, told.slots)
-            self.look_again()
+        if endpoint != self.endpoint:
+            self.endpoint = endpoint
+            self.probe_now()
 
-    def look_again(self) -> None:
-        """Now, and then as often as before."""
-        self._look.set()
+    def probe_now(self) -> None:
+        """And then as often as before."""
+        self._probe_now.set()
 
     def could_not_be_reached(self) -> None:
         """By a request."""
         if self.is_open:
             self._set_open(False)
-        self._look.set()
+        self.probe_now()
 
     # gRPC.
 
@@ -125,7 +108,7 @@ class Pod:
     def usable(self) -> UpstreamConnection | None:
         grpc = self._grpc
         if grpc is None or not grpc.is_usable or grpc.transport is None:
-            self._look.set()
+            self.probe_now()
             return None
         return grpc
 
@@ -140,74 +123,58 @@ class Pod:
         if grpc is None or not grpc.is_usable:
             if grpc is not None:
                 grpc.retire()
-            access = self._where.require()
-            grpc = UpstreamConnection(access.grpc, Keys({}), self._readers, self._turn, self)
+            address = self._cluster.require().grpc
+            grpc = UpstreamConnection(address, Keys({}), self._parts.readers, self._parts.batch, self)
             self._grpc = grpc
             self._connections.add(grpc)
         return grpc.transport is not None or await grpc.connected()
 
     # Whether it serves.
 
-    async def _follow(self) -> None:
+    async def _probe_forever(self) -> None:
         while True:
-            rest, self._rest_seconds = self._rest_seconds, 0.0
-            await asyncio.sleep(rest)
-            self._look.clear()
+            await asyncio.sleep(self._schedule.take_rest())
+            self._probe_now.clear()
             try:
                 self._set_open(await self._serves())
-                if self.is_open and not self._has_told and self._memory is not None:
-                    await self._remember(self._memory)
-            except Exception as error:  # of one look
-                log.error("a pod could not be asked", exc_info=error, extra=fields(pod=self.told.name))
+                if self.is_open and not self._has_answered and self._parts.answers is not None:
+                    await self._remember(self._parts.answers)
+            except Exception as error:  # of one probe
+                log.error("a pod could not be probed", exc_info=error, extra=fields(pod=self.endpoint.name))
                 self._set_open(False)
-            await wait_until_set(self._look, timeout_seconds=self._pause() * random.uniform(0.8, 1.2))
+            # Its next answer is that it serves: it is worth asking without a rest.
+            nearly_ready = (
+                self._parts.answers is not None and self.endpoint.rest_port > 0 and self.endpoint.nearly_ready
+            )
+            pause = self._schedule.pause(is_open=self.is_open, nearly_ready=nearly_ready)
+            await wait_until_set(self._probe_now, timeout_seconds=pause * random.uniform(0.8, 1.2))
 
-    async def _remember(self, memory: Memory) -> None:
-        """What is told of the model when there is no copy."""
-        for path in memory.paths if self.told.rest_port else ():
+    async def _remember(self, answers: LastAnswers) -> None:
+        """What is answered of the model while it has no replica."""
+        for path in answers.paths if self.endpoint.rest_port else ():
             try:
-                answer = await fetch(self.questions, self._where, path, most_bytes=MOST_BYTES)
-                memory.remember(path, answer)
+                answer = await fetch(self.queries, self._cluster, path, most_bytes=MOST_BYTES)
+                answers.remember(path, answer)
             except NotServed:
                 return
-        self._has_told = True
-
-    def _pause(self) -> float:
-        self._asked += 1
-        if self.is_open:
-            return _OPEN_SECONDS
-        if self._is_in_a_hurry():
-            self._hurries_left -= 1
-            pause = _HURRY_SECONDS
-        else:
-            pause = _SOON_SECONDS if self._asked < _SOON_TIMES else _LATER_SECONDS
-        return pause * max(1.0, self._looks.asked / _OFTEN)
-
-    def _ask(self, is_asked: bool) -> None:
-        """Whether it is one of those that do not serve yet."""
-        self._looks.asked += is_asked - self._is_asked
-        self._is_asked = is_asked
-
-    def _is_in_a_hurry(self) -> bool:
-        """Whether it is worth asking without a rest: its next word is that it serves."""
-        is_asked = self._memory is not None and self.told.rest_port > 0
-        return is_asked and self.told.soon and not self._has_served and self._hurries_left > 0
+        self._has_answered = True
 
     async def _serves(self) -> bool:
-        if self._memory is None:
-            return self.told.ready and await self._listens()
-        if not (await self._says_ready(self._memory.ready_path) if self.told.rest_port else self.told.ready):
+        answers, endpoint = self._parts.answers, self.endpoint
+        if answers is None:
+            return endpoint.ready and await self._listens()
+        if not (await self._is_ready(answers.ready_path) if endpoint.rest_port else endpoint.ready):
             return False
-        return not self.told.grpc_port or await self._has_grpc()
+        return not self.endpoint.grpc_port or await self._has_grpc()
 
     async def _listens(self) -> bool:
-        """All that can be asked where it is TLS. The cluster's word alone would open one that has just died again and
-        again, and whoever waits would find it closed as often."""
-        port = self.told.rest_port or self.told.grpc_port
+        """All that can be asked where it is TLS. By the cluster's word alone a pod that has just died would be used again and
+        again, and each request that waits would find it closed."""
+        port = self.endpoint.rest_port or self.endpoint.grpc_port
         try:
-            async with asyncio.timeout(_LISTENS_SECONDS):
+            async with asyncio.timeout(_CONNECT_SECONDS):
                 transport, _ = await asyncio.get_running_loop().create_connection(
-                    asyncio.Protocol, self.told.address, port
+                    asyncio.Protocol, self.endpoint.address, port
                 )
         except TimeoutError:
             return self.is_open
@@ -216,9 +183,9 @@ class Pod:
         transport.close()
         return True
 
-    async def _says_ready(self, path: str) -> bool:
+    async def _is_ready(self, path: str) -> bool:
         try:
-            answer = await fetch(self.questions, self._where, path, most_bytes=MOST_BYTES)
+            answer = await fetch(self.queries, self._cluster, path, most_bytes=MOST_BYTES)
         except Silent:
             return self.is_open
         except NotServed:
@@ -228,19 +195,8 @@ class Pod:
     def _set_open(self, is_open: bool) -> None:
         if is_open != self.is_open:
             self.is_open = is_open
-            self._has_served = True
-            self._ask(not is_open)
-            self._asked = 0
-            self._note_time(time.monotonic())
+            self._schedule.changed(is_open=is_open, now=time.monotonic())
             self._changed(self)
-
-    def _note_time(self, now: float) -> None:
-        if self.is_open:
-            self._opened_at = now
-        elif now - self._opened_at < _STEADY_SECONDS:
-            self._rest_seconds = self._rests.next()
-        else:
-            self._rests.reset()
 
     # The end.
 
@@ -248,8 +204,8 @@ class Pod:
         """It gets no more requests; those that it has end there."""
         self._task.cancel()
         self.is_open = False
-        self._ask(False)
-        self._where.move(_NOWHERE)
+        self._schedule.end()
+        self._cluster.move(_NOWHERE)
         grpc, self._grpc = self._grpc, None
         if grpc is not None:
             grpc.retire()
@@ -264,9 +220,9 @@ class Pod:
 
     async def close(self) -> None:
         self._task.cancel()
-        self._ask(False)
+        self._schedule.end()
         await asyncio.gather(self._task, return_exceptions=True)
         for connection in list(self._connections):
             await connection.closed("the activator ends")
         await self.rest.close()
-        await self.questions.close()
+        await self.queries.close()

@@ -1,7 +1,7 @@
-"""A model's copies as the activator knows them: which may be asked now, and which is asked next.
+"""The pods of a model's replicas as the activator knows them: which serve now, and which gets the next request.
 
-A request that has its slot goes to a copy that has one too and stays there; one that has not gone yet when its
-copy turns out to be gone goes to another, or waits for one.
+A request that has its slot goes to a pod that has one too and stays there; one that was not sent yet when its pod turns
+out to be gone goes to another, or waits for one.
 """
 
 import logging
@@ -9,56 +9,49 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from berth.contract.scaling import PodEndpoint
+from berth.contract.activation import ReplicaEndpoint
 from berth.runtime.logs import fields
-from proxy.activator.answers import Memory
-from proxy.activator.hold import Looks
-from proxy.activator.pod import Pod
+from proxy.activator.pod import Pod, PodParts
+from proxy.activator.waiters import GrpcWaiter, RestWaiter, Waiter
 from proxy.policy.refusal import NotServed
-from proxy.transport.write_batch import WriteBatch
-from proxy.upstream.grpc import AnswerReaders, GrpcRequest, UpstreamConnection
+from proxy.upstream.grpc import GrpcRequest, UpstreamConnection
 from proxy.upstream.http1 import HttpRequest, UpstreamHttp
-from proxy.wire.http1 import ResponseHead
 
 log = logging.getLogger(__name__)
 
 
-class Sought(Protocol):
-    """Who counts those that wait for a copy again."""
+class RetryMeter(Protocol):
+    """Counts requests that had their slot and wait for a pod again."""
 
-    def seeks(self, now: float) -> None: ...
+    def retry_began(self, now: float) -> None: ...
 
-    def has_found(self, now: float) -> None: ...
+    def retry_ended(self, now: float) -> None: ...
 
 
 class Pods:
-    """All copies of one model: a `rest.upstream.Pool` and a `triton.Upstreams`, and no other model's."""
+    """All pods of one model: a `http1.Pool` and a `triton.Upstreams`, and no other model's."""
 
     def __init__(
         self,
-        memory: Memory | None,
-        turn: WriteBatch,
-        readers: AnswerReaders,
+        parts: PodParts,
         changed: Callable[[], None],
-        sought: Sought,
-        looks: Looks,
+        retries: RetryMeter,
         *,
         patience_seconds: float,
     ) -> None:
-        """`changed`: which are open, or their slots. `sought`: told of requests that had their slot and wait for a
-        copy again, for so long at most. `looks`: of its namespace."""
-        self._memory, self._turn, self._readers, self._looks = memory, turn, readers, looks
-        self._changed, self._sought = changed, sought
+        """`changed`: which serve, or their slots. `patience_seconds`: for how long a request that had its slot waits for a
+        pod again."""
+        self._parts, self._changed, self._retries = parts, changed, retries
         self._pods: dict[tuple[str, str, int, int], Pod] = {}
         self._open: list[Pod] = []
         # Those that end the requests that they have.
         self._retired: set[Pod] = set()
-        # By whose they are.
-        self._seekers: dict[object, _Seeker | _SeekingCall] = {}
+        # By the request.
+        self._waiters: dict[object, Waiter] = {}
         self.patience_seconds = patience_seconds
-        self._turn_of = 0
+        self._round = 0
         self._next: Pod | None = None
-        # Why nobody is to wait for a copy.
+        # Why no request is to wait for a pod.
         self.refusal: str | None = None
 
     def __iter__(self) -> Iterator[Pod]:
@@ -68,57 +61,54 @@ class Pods:
     def any_open(self) -> bool:
         return bool(self._open)
 
-    def slots(self, share: int) -> int:
-        """Of those that are open, of which this activator is one of so many that may use them."""
-        return sum(max(1, pod.slots // share) for pod in self._open)
+    def slots(self, activators: int) -> int:
+        """Of those that serve, for one of so many activators."""
+        return sum(max(1, pod.slots // activators) for pod in self._open)
 
-    def assign(self, endpoints: Iterable[PodEndpoint]) -> None:
+    def assign(self, endpoints: Iterable[ReplicaEndpoint]) -> None:
         """These and no others."""
-        told = {(one.uid, one.address, one.rest_port, one.grpc_port): one for one in endpoints}
-        for key in self._pods.keys() - told.keys():
+        assigned = {(one.uid, one.address, one.rest_port, one.grpc_port): one for one in endpoints}
+        for key in self._pods.keys() - assigned.keys():
             pod = self._pods.pop(key)
             pod.retire()
             self._retired.add(pod)
-        for key, one in told.items():
+        for key, endpoint in assigned.items():
             if key in self._pods:
-                self._pods[key].tell(one)
+                self._pods[key].update(endpoint)
             else:
-                self._pods[key] = self._pod(one)
-        self._look_at_open()
-
-    def _pod(self, told: PodEndpoint) -> Pod:
-        return Pod(told, self._memory, self._turn, self._readers, self._pod_changed, self._looks)
+                self._pods[key] = Pod(endpoint, self._parts, self._pod_changed)
+        self._find_open()
 
     def refuse(self, reason: str | None) -> None:
-        """Nobody is to wait for a copy, and why; None: whoever comes may wait."""
+        """No request is to wait for a pod, and why; None: requests may wait."""
         self.refusal = reason
         if reason is not None:
-            for seeker in self._take_seekers():
-                seeker.give_up(reason)
+            for waiter in self._take_waiters():
+                waiter.give_up(reason)
 
     def _pod_changed(self, pod: Pod) -> None:
-        log.info("a pod opened" if pod.is_open else "a pod closed", extra=fields(pod=pod.told.name))
-        self._look_at_open()
+        log.info("a pod opened" if pod.is_open else "a pod closed", extra=fields(pod=pod.endpoint.name))
+        self._find_open()
 
-    def _look_at_open(self) -> None:
+    def _find_open(self) -> None:
         self._open = [pod for pod in self._pods.values() if pod.is_open]
         self._next = None
         if self._open:
-            for seeker in self._take_seekers():
-                seeker.go_on()
+            for waiter in self._take_waiters():
+                waiter.go_on()
         self._changed()
 
-    def _take_seekers(self) -> list["_Seeker | _SeekingCall"]:
-        seekers, self._seekers = list(self._seekers.values()), {}
-        for _ in seekers:
-            self._sought.has_found(time.monotonic())
-        return seekers
+    def _take_waiters(self) -> list[Waiter]:
+        waiters, self._waiters = list(self._waiters.values()), {}
+        for _ in waiters:
+            self._retries.retry_ended(time.monotonic())
+        return waiters
 
-    def look_again(self) -> None:
-        """Somebody waits."""
+    def probe_now(self) -> None:
+        """A request waits."""
         for pod in self._pods.values():
             if not pod.is_open:
-                pod.look_again()
+                pod.probe_now()
 
     # Which is next.
 
@@ -128,7 +118,7 @@ class Pods:
         found = self._open
         if len(found) < 2:
             return found[0] if found else None
-        self._turn_of = place = (self._turn_of + 1) % len(found)
+        self._round = place = (self._round + 1) % len(found)
         pod, other = found[place], found[place - 1]
         free, others = pod.free, other.free
         if others > free:
@@ -156,30 +146,30 @@ class Pods:
         pod = self.pick()
         if pod is not None and pod.rest.has_idle:
             return pod.rest.take_idle(request)
-        seeker = _Seeker(self, request)
+        waiter = RestWaiter(self, request)
         if pod is None:
-            self._wait(request, seeker)
+            self._wait(request, waiter)
         else:
-            seeker.ask(pod)
+            waiter.ask(pod)
         return None
 
-    def seek_again(self, seeker: "_Seeker") -> None:
-        """Its copy could not be reached."""
-        if not seeker.wants_connection:
+    def retry(self, waiter: RestWaiter) -> None:
+        """Its pod could not be reached."""
+        if not waiter.wants_connection:
             return
         pod = self.pick()
         if pod is not None:
-            seeker.ask(pod)
+            waiter.ask(pod)
         elif self.refusal is not None:
-            seeker.give_up(self.refusal)
+            waiter.give_up(self.refusal)
         else:
-            self._wait(seeker.request, seeker)
+            self._wait(waiter.request, waiter)
 
-    def _wait(self, whose: object, seeker: "_Seeker | _SeekingCall") -> None:
-        if whose not in self._seekers:
-            seeker.since = time.monotonic()
-            self._seekers[whose] = seeker
-            self._sought.seeks(seeker.since)
+    def _wait(self, request: object, waiter: Waiter) -> None:
+        if request not in self._waiters:
+            waiter.since = time.monotonic()
+            self._waiters[request] = waiter
+            self._retries.retry_began(waiter.since)
 
     # gRPC.
 
@@ -196,7 +186,7 @@ class Pods:
             if usable is not None:
                 return usable
             pod.could_not_be_reached()  # it is none of the open ones any more
-        self._wait(call, _SeekingCall(call))
+        self._wait(call, GrpcWaiter(call))
         return None
 
     def tick(self, now: float) -> None:
@@ -204,15 +194,15 @@ class Pods:
         for pod in [*self._pods.values(), *self._retired]:
             pod.tick(now)
         self._retired = {pod for pod in self._retired if not pod.is_idle}
-        for whose, seeker in list(self._seekers.items()):
-            is_late = now - seeker.since > self.patience_seconds
-            if (is_late or not seeker.wants_connection) and self._seekers.pop(whose, None) is not None:
-                self._sought.has_found(now)
+        for request, waiter in list(self._waiters.items()):
+            is_late = now - waiter.since > self.patience_seconds
+            if (is_late or not waiter.wants_connection) and self._waiters.pop(request, None) is not None:
+                self._retries.retry_ended(now)
                 if is_late:
-                    seeker.give_up("no copy of the model has come")
+                    waiter.give_up("no replica of the model has come")
 
     async def close(self) -> None:
-        self._seekers.clear()
+        self._waiters.clear()
         for pod in [*self._pods.values(), *self._retired]:
             await pod.close()
 
@@ -223,91 +213,3 @@ def _free(pod: Pod) -> int:
 
 def _room(pod: Pod) -> int:
     return pod.room
-
-
-class _Seeker:
-    """A request that has its slot and no connection yet: it stands in for its request until it has one."""
-
-    takes_chunks = False
-    since = 0.0
-
-    def __init__(self, pods: Pods, request: HttpRequest) -> None:
-        self._pods, self.request = pods, request
-        self._pod: Pod | None = None
-
-    def ask(self, pod: Pod) -> None:
-        self._pod = pod
-        try:
-            upstream = pod.rest.take(self)
-        except NotServed as error:
-            self.answer_broke(str(error))
-            return
-        if upstream is not None:
-            self.connected(upstream)
-
-    def go_on(self) -> None:
-        """There is a copy again."""
-        self._pods.seek_again(self)
-
-    def give_up(self, reason: str) -> None:
-        if self.wants_connection:
-            self.request.answer_broke(reason)
-
-    @property
-    def whose(self) -> object:
-        return self.request.whose
-
-    @property
-    def wants_connection(self) -> bool:
-        return self.request.wants_connection
-
-    def connected(self, upstream: UpstreamHttp) -> None:
-        if not self.wants_connection:
-            upstream.abort()
-            return
-        upstream.request = self.request
-        self.request.connected(upstream)
-
-    def answer_broke(self, reason: str) -> None:
-        """Nothing of the request has gone: another copy can have it."""
-        if self._pods.refusal is not None:
-            self.give_up(self._pods.refusal)
-            return
-        if self._pod is not None:
-            self._pod.could_not_be_reached()
-        self._pods.seek_again(self)
-
-    def later(self, do: Callable[[], None]) -> None:
-        self.request.later(do)
-
-    def answer_began(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
-        """Nothing was asked yet."""
-
-    def answer_whole(self, head: ResponseHead, data: bytes, start: int) -> None: ...
-
-    def answer_data(self, data: bytes) -> None: ...
-
-    def answer_ended(self) -> None: ...
-
-    def upstream_writable(self) -> None: ...
-
-
-class _SeekingCall:
-    """A call that has its slot and no copy."""
-
-    since = 0.0
-
-    def __init__(self, call: GrpcRequest) -> None:
-        self._caller = call
-
-    @property
-    def wants_connection(self) -> bool:
-        return self._caller.wants_connection
-
-    def go_on(self) -> None:
-        if self.wants_connection:
-            self._caller.connected()
-
-    def give_up(self, reason: str) -> None:
-        if self.wants_connection:
-            self._caller.answer_broke(reason)

@@ -1,8 +1,9 @@
-"""One port of one model: who may connect. Whoever may not is refused before anything is read of it.
+"""One port of one model: which clients may connect. A client that may not is refused before anything is read of it.
 
-The address of a pod that has just started is told a moment later than the pod can connect: by its kubelet, the API server
-and the scaler. So whoever may not, or not yet, is left waiting for a while, unread, and then refused. While no scaler
-tells anything nobody knows whose the address is: one waits on, until the next scaler has had time to tell.
+The address of a pod that has just started becomes known a moment later than the pod can connect: by its kubelet, the API
+server and the scaler. So a client that may not connect, or not yet, is left pending for a while, unread, and then refused.
+While no scaler is connected an address cannot become known: the client stays pending until the next scaler has had time
+to send it.
 """
 
 import asyncio
@@ -23,76 +24,79 @@ from proxy.request.traffic import Traffic
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
-# How long one waits for its address to be told: a kubelet looks at its pods once a second, and it and others may be
-# busy. And the pauses between two looks.
-_STRANGER_SECONDS: Final = 5.0
-# While no scaler is there: the longest Lease of one that died, the longest pause before the next is dialled, and the time
-# to be told.
-_UNTOLD_SECONDS: Final = 45.0
+# How long an address may take to become known: a kubelet looks at its pods once a second, and it and others may be busy.
+# And the pauses between two looks.
+_UNKNOWN_SECONDS: Final = 5.0
+# While no scaler is connected: the longest Lease of one that died, the longest pause before the next is dialled, and the
+# time that it takes to send all addresses.
+_DISCONNECTED_SECONDS: Final = 45.0
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.2
-# Who wait so, of all models, and of one address.
-MOST_STRANGERS: Final = 1024
-_STRANGERS_EACH: Final = 64
+# Pending clients of all models, and of one address.
+MOST_PENDING: Final = 1024
+_PENDING_EACH: Final = 64
 # Linux' TCP_ESTABLISHED, of the first byte of `struct tcp_info`.
 _ESTABLISHED: Final = 1
 
 
-class Doorstep:
-    """Where those wait whose address is not known, of all models. Strangers have no more room than this: it costs those
-    who are known nothing."""
+class PendingClients:
+    """How many clients of unknown addresses there are, of all models. They have no more room than this: they cost known
+    clients nothing."""
 
     def __init__(
         self,
-        most: int = MOST_STRANGERS,
-        most_each: int = _STRANGERS_EACH,
+        most: int = MOST_PENDING,
+        most_each: int = _PENDING_EACH,
         *,
-        told_for: Callable[[], float | None] = lambda: math.inf,
+        connected_for: Callable[[], float | None] = lambda: math.inf,
     ) -> None:
-        """`told_for`: for how many seconds whose an address is has been told without a break; None: it is not told now."""
-        self._most, self._most_each, self._told_for = most, most_each, told_for
-        self._waiting: Counter[str] = Counter()
+        """`connected_for`: for how many seconds a scaler has sent addresses without a break; None: none does now."""
+        self._most, self._most_each, self._connected_for = most, most_each, connected_for
+        self._pending: Counter[str] = Counter()
         self._all = 0
 
     def __len__(self) -> int:
         return self._all
 
     def enter(self, address: str) -> bool:
-        if self._all >= self._most or self._waiting[address] >= self._most_each:
+        if self._all >= self._most or self._pending[address] >= self._most_each:
             return False
-        self._waiting[address] += 1
+        self._pending[address] += 1
         self._all += 1
         return True
 
-    def has_waited_enough(self, seconds: float) -> bool:
-        """Of one that came so long ago."""
-        told = self._told_for()
-        heard = 0.0 if told is None else min(told, seconds)
-        return heard >= _STRANGER_SECONDS or seconds >= _UNTOLD_SECONDS
+    def is_overdue(self, seconds: float) -> bool:
+        """Of a client that came so long ago."""
+        connected = self._connected_for()
+        known = 0.0 if connected is None else min(connected, seconds)
+        return known >= _UNKNOWN_SECONDS or seconds >= _DISCONNECTED_SECONDS
 
     def leave(self, address: str) -> None:
         self._all -= 1
-        self._waiting[address] -= 1
-        if not self._waiting[address]:
-            del self._waiting[address]
+        self._pending[address] -= 1
+        if not self._pending[address]:
+            del self._pending[address]
 
 
 class Port:
     """`number`: the port that is open, 0: none."""
 
     def __init__(
-        self, make: Callable[[], asyncio.BaseProtocol], is_allowed: Callable[[str], bool], doorstep: Doorstep
+        self,
+        make: Callable[[], asyncio.BaseProtocol],
+        is_allowed: Callable[[str], bool],
+        pending_clients: PendingClients,
     ) -> None:
         """`make`: a client's protocol. `is_allowed`: by the client's address."""
-        self.make, self.is_allowed, self.doorstep = make, is_allowed, doorstep
-        # Strangers, until they are let in or refused.
-        self.waiting: set[_Stranger] = set()
+        self.make, self.is_allowed, self.pending_clients = make, is_allowed, pending_clients
+        # Clients of unknown addresses, until they are let in or refused.
+        self.pending: set[_PendingClient] = set()
         self._let_in: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self.number = self._wanted = self._told_taken = 0
+        self.number = self._wanted = self._logged_taken = 0
         self.refused = 0
 
     async def open(self, host: str, number: int) -> None:
-        """As it is already, if it is. 0: none. One that is taken stays closed: `number` tells."""
+        """Nothing changes where it is open already. 0: none. One that is taken stays closed: `number` says so."""
         if self._wanted == number and self.number == number:
             return
         self.close()
@@ -101,22 +105,22 @@ class Port:
             return
         try:
             server = await asyncio.get_running_loop().create_server(
-                lambda: _Arrival(self), host, number, backlog=_BACKLOG
+                lambda: _NewConnection(self), host, number, backlog=_BACKLOG
             )
         except OSError as error:
-            if number != self._told_taken:
+            if number != self._logged_taken:
                 log.warning("a model's port is taken", extra=fields(port=number, error=error))
-            self._told_taken = number
+            self._logged_taken = number
             return
-        if self._wanted != number or self.number:  # another word has come meanwhile
+        if self._wanted != number or self.number:  # another call has come meanwhile
             server.close()
             return
-        self._server, self.number, self._told_taken = server, number, 0
+        self._server, self.number, self._logged_taken = server, number, 0
 
     def close(self) -> None:
-        """Nobody new, and none of those who wait to be let in; who is there stays."""
-        for stranger in list(self.waiting):
-            stranger.refuse()
+        """No new clients, and pending ones are refused; those that are connected stay."""
+        for client in list(self.pending):
+            client.refuse()
         server, self._server, self.number, self._wanted = self._server, None, 0, 0
         if server is not None:
             server.close()
@@ -125,19 +129,19 @@ class Port:
     def is_wanted(self) -> bool:
         return self._wanted != 0
 
-    def let_wait(self, address: str, sock: asyncio.trsock.TransportSocket) -> None:
-        """A descriptor of its own holds the connection, whatever becomes of the one it came with; none does for whom there
-        is no room."""
-        if not self.doorstep.enter(address):
+    def add_pending(self, address: str, sock: asyncio.trsock.TransportSocket) -> None:
+        """A descriptor of its own keeps the connection, whatever becomes of the one it came with; where there is no room, none
+        does."""
+        if not self.pending_clients.enter(address):
             self.refused += 1
             return
         try:
             kept = sock.dup()
         except OSError:  # no descriptor is left
-            self.doorstep.leave(address)
+            self.pending_clients.leave(address)
             self.refused += 1
             return
-        self.waiting.add(_Stranger(self, address, kept))
+        self.pending.add(_PendingClient(self, address, kept))
 
     def let_in(self, sock: socket.socket) -> None:
         task = asyncio.get_running_loop().create_task(self._connect(sock))
@@ -146,13 +150,13 @@ class Port:
 
     async def _connect(self, sock: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: _Arrival(self), sock)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: _NewConnection(self), sock)
         except OSError:  # it has gone
             sock.close()
 
 
-class _Arrival(asyncio.Protocol):
-    """A client, in the moment in which its source is looked at."""
+class _NewConnection(asyncio.Protocol):
+    """A client, in the moment in which its address is looked at."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -168,13 +172,13 @@ class _Arrival(asyncio.Protocol):
             client.connection_made(transport)
             return
         else:
-            self._port.let_wait(address, transport.get_extra_info("socket"))
+            self._port.add_pending(address, transport.get_extra_info("socket"))
         cast(asyncio.Transport, transport).abort()
 
 
-class _Stranger:
-    """One whose source is not known, or not yet, as a bare socket: a transport would read of it, and uvloop's does even where
-    it was told not to."""
+class _PendingClient:
+    """A client whose address is not known, or not yet, as a bare socket: a transport would read of it, and uvloop's does even
+    after `pause_reading`."""
 
     def __init__(self, port: Port, address: str, sock: socket.socket) -> None:
         self._port, self._address, self._sock = port, address, sock
@@ -197,15 +201,15 @@ class _Stranger:
         elif self._port.is_allowed(self._address):
             self._leave()
             self._port.let_in(self._sock)
-        elif self._port.doorstep.has_waited_enough(self._loop.time() - self._since):
+        elif self._port.pending_clients.is_overdue(self._loop.time() - self._since):
             self.refuse()
         else:
             self._look_later(pause)
 
     def _leave(self) -> None:
         self._next.cancel()
-        self._port.waiting.discard(self)
-        self._port.doorstep.leave(self._address)
+        self._port.pending.discard(self)
+        self._port.pending_clients.leave(self._address)
 
 
 def _has_gone(sock: socket.socket) -> bool:
@@ -214,19 +218,19 @@ def _has_gone(sock: socket.socket) -> bool:
     return state != _ESTABLISHED
 
 
-class Idler(Protocol):
+class Busy(Protocol):
     """A client's connection."""
 
     @property
     def is_busy(self) -> bool: ...
 
 
-C = TypeVar("C", bound=Idler)
+C = TypeVar("C", bound=Busy)
 
 
 class BoundedClients(Clients[C], Generic[C]):
-    """Clients of one model: a newcomer for whom there is no room takes the place of one that has nothing under way,
-    of its own model."""
+    """Clients of one model: where there is no room, a new one takes the place of one of the same model that has nothing under
+    way."""
 
     def __init__(self, traffic: Traffic, room: Budget, end: Callable[[C], None]) -> None:
         """`room`: connections of this model, a part of all models'."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from berth.contract.scaling import SLICE_MANAGER
+from berth.contract.activation import SLICE_MANAGER
 from scaler.activation.ports import PortPair
 
 Json = Mapping[str, Any]
@@ -31,7 +31,7 @@ class ServiceRef:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorPorts:
+class ProxyPorts:
     """Where a model's copies take REST and gRPC, and the names that their containers have for ports."""
 
     rest: int
@@ -104,7 +104,7 @@ class BerthSlice:
         }
 
 
-def wanted_slice(service: Service, ports: PortPair, addresses: Iterable[str]) -> BerthSlice:
+def desired_slice(service: Service, ports: PortPair, addresses: Iterable[str]) -> BerthSlice:
     return BerthSlice(
         service.ref,
         service.uid,
@@ -125,7 +125,7 @@ def leads_to(service: Json, labels: Mapping[str, str]) -> bool:
     return bool(selector) and all(labels.get(key) == value for key, value in selector.items())
 
 
-def service_of(service: Json, door: DoorPorts) -> Service | None:
+def service_of(service: Json, proxy_ports: ProxyPorts) -> Service | None:
     """None for one that cannot lead to an activator: without an address of its own its clients take the pods' ports,
     one without an IPv4 address reads no slice of that family, and one without a port of the model's leads elsewhere."""
     meta, spec = service["metadata"], service.get("spec", {})
@@ -133,7 +133,7 @@ def service_of(service: Json, door: DoorPorts) -> Service | None:
         return None
     if "IPv4" not in spec.get("ipFamilies", ("IPv4",)):
         return None
-    ports = tuple(found for port in spec.get("ports") or () if (found := _service_port(port, door)))
+    ports = tuple(found for port in spec.get("ports") or () if (found := _service_port(port, proxy_ports)))
     return Service(ref_of(service), meta["uid"], ports) if ports else None
 
 
@@ -167,7 +167,7 @@ def read_slice(one: Json) -> BerthSlice | None:
     return BerthSlice(ref, uids[0] if len(uids) == 1 else "", ports, tuple(addresses))
 
 
-def ready_copies(slices: Iterable[Json]) -> int:
+def ready_endpoints(slices: Iterable[Json]) -> int:
     """How many endpoints of a Service are ready, by the slices that are not ours."""
     return sum(1 for one in slices if not is_ours(one) for _ in _ready_addresses(one))
 
@@ -187,12 +187,12 @@ def _ready_addresses(one: Json) -> Iterator[str]:
             yield from endpoint.get("addresses") or ()
 
 
-def _service_port(port: Json, door: DoorPorts) -> ServicePort | None:
+def _service_port(port: Json, proxy_ports: ProxyPorts) -> ServicePort | None:
     target = port.get("targetPort", port.get("port"))
-    number = door.named.get(target) if isinstance(target, str) else target
-    if port.get("protocol", "TCP") != "TCP" or number not in (door.rest, door.grpc):
+    number = proxy_ports.named.get(target) if isinstance(target, str) else target
+    if port.get("protocol", "TCP") != "TCP" or number not in (proxy_ports.rest, proxy_ports.grpc):
         return None
-    return ServicePort(port.get("name") or "", number == door.grpc, port.get("appProtocol"))
+    return ServicePort(port.get("name") or "", number == proxy_ports.grpc, port.get("appProtocol"))
 
 
 def _port_json(port: SlicePort) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from berth.contract.scaling import ModelKey, Report, SchedulableModel
+from berth.contract.activation import Report
+from berth.contract.scaling import ModelKey, SchedulableModel
 from scaler.activation.activators import LINGER_NS
 from scaler.core.actions import Action, ColdStarted, Kind, WriteScale
 from scaler.core.buffered import BufferedRequests

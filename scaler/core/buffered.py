@@ -7,7 +7,7 @@ forwarded is counted by the copy that took it.
 
 import math
 
-from berth.contract.scaling import Report
+from berth.contract.activation import Report
 from scaler.decision.load import Stat
 
 
@@ -27,16 +27,23 @@ class BufferedRequests:
 
     def report(self, activator: str, report: Report) -> Stat | None:
         """The load that a report stands for; None for what cannot be one."""
-        figures = report.average_held, report.arrived, report.forwarded, report.served_ago
+        figures = report.average_buffered, report.arrived, report.forwarded, report.served_ago
         if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
             return None
-        is_first = report.wake and activator not in self._held and max(report.held, report.average_held) > 0
-        if report.held > 0 or is_first:
-            self._held[activator] = report.held
+        is_first = (
+            report.cold_start
+            and activator not in self._held
+            and max(report.buffered, report.average_buffered) > 0
+        )
+        if report.buffered > 0 or is_first:
+            self._held[activator] = report.buffered
         else:
             self._held.pop(activator, None)
         return Stat(
-            self._concurrency(activator, report.average_held, is_first), 0.0, report.arrived, report.forwarded
+            self._concurrency(activator, report.average_buffered, is_first),
+            0.0,
+            report.arrived,
+            report.forwarded,
         )
 
     def _concurrency(self, activator: str, average: float, is_first: bool) -> float:

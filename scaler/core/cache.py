@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from berth.contract.activation import ReplicaEndpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
-from berth.contract.scaling import ModelKey, PodEndpoint, Scaled
+from berth.contract.scaling import ModelKey, Scaled
 from scaler.core.deployments import (
     Deployment,
     keep_deployment,
@@ -276,22 +277,22 @@ class Cache:
             counts = self._counts[key] = counted(self.pods(key))
         return counts
 
-    def endpoints(self, key: ModelKey) -> tuple[PodEndpoint, ...]:
+    def endpoints(self, key: ModelKey) -> tuple[ReplicaEndpoint, ...]:
         """Replicas that have an address, ready or not."""
         deployment = self._deployments.get(key)
         if deployment is None:
             return ()
-        door = deployment.proxy.door
+        ports = deployment.proxy.ports
         return tuple(
-            PodEndpoint(
+            ReplicaEndpoint(
                 uid=pod.uid,
                 name=pod.name,
                 address=pod.address,
-                rest_port=door.rest,
-                grpc_port=door.grpc,
+                rest_port=ports.rest,
+                grpc_port=ports.grpc,
                 slots=deployment.slots,
                 ready=pod.state is PodState.READY,
-                soon=pod.initialised,
+                nearly_ready=pod.initialised,
             )
             for pod in self.pods(key)
             if pod.address and pod.state in (PodState.READY, PodState.STARTING)

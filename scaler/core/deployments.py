@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from berth.contract.activation import BufferLimits
 from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
 from berth.contract.quantity import parse_bytes
-from berth.contract.scaling import HoldLimits, ModelKey, Scaled
+from berth.contract.scaling import ModelKey, Scaled
 from berth.contract.text import one_line
-from scaler.activation.slices import DoorPorts
+from scaler.activation.slices import ProxyPorts
 from scaler.core.actions import Kind
 from scaler.core.pods import JsonObject, picked
 from scaler.decision.annotations import CONCURRENCY, GROUP, NUMBERS, Annotations, of_deployment
@@ -59,14 +60,14 @@ class Proxy:
     model: str = ""
     container_concurrency: int = 0
     tls: bool = False
-    door: DoorPorts = DoorPorts(_REST_PORT, _GRPC_PORT, {})
+    ports: ProxyPorts = ProxyPorts(_REST_PORT, _GRPC_PORT, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Berth's own annotations. `until_needed`: idle replicas stay until their memory is needed."""
 
-    limits: HoldLimits = HoldLimits()
+    limits: BufferLimits = BufferLimits()
     clients: frozenset[str] = frozenset()
     overflow_pods: int = 0
     until_needed: bool = False
@@ -235,7 +236,7 @@ def _progress_deadline_ns(given: Mapping[str, str]) -> int:
 
 
 def _options(given: Mapping[str, str], keys: Keys, namespace: str, *, until_needed: bool) -> Options:
-    usual = HoldLimits()
+    usual = BufferLimits()
     limits = replace(
         usual,
         requests=_whole(given, keys.hold_requests, usual.requests, least=1, most=_MOST_REQUESTS),
@@ -392,7 +393,9 @@ def _proxy(flags: Mapping[str, str], variables: Mapping[str, str], container: Js
         model=said("model"),
         container_concurrency=_whole(given, f"--{limit}", 0, least=0, most=_MOST_REQUESTS),
         tls=bool(said("tls-cert")),
-        door=DoorPorts(_port(said("http-listen"), _REST_PORT), _port(said("grpc-listen"), _GRPC_PORT), named),
+        ports=ProxyPorts(
+            _port(said("http-listen"), _REST_PORT), _port(said("grpc-listen"), _GRPC_PORT), named
+        ),
     )
 
 

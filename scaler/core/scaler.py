@@ -27,17 +27,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
+from berth.contract.activation import Report
 from berth.contract.scaling import (
     MOST_ASKED,
     ModelKey,
     ReplicaLoad,
-    Report,
     Schedulable,
     SchedulableAnswer,
     SchedulableModel,
     SchedulableRequest,
 )
-from scaler.activation.switch import Asked
+from scaler.activation.route import RouteSpec
 from scaler.core.actions import Action, Event, NoRecord, Record, RouteChanged
 from scaler.core.autoscaler import ModelAutoscaler
 from scaler.core.cache import Cache
@@ -239,22 +239,22 @@ class Scaler:
     def models(self) -> Sequence[ModelKey]:
         return list(self._autoscalers)
 
-    def asked(self, model: ModelKey, now_ns: int) -> Asked | None:
+    def asked(self, model: ModelKey, now_ns: int) -> RouteSpec | None:
         """Where the model's requests are to go, and what activators need to know for it. None: it is not scaled."""
         autoscaler = self._autoscalers.get(model)
         if autoscaler is None or not autoscaler.has_route or model not in self._cache.deployments:
             return None
         deployment = autoscaler.deployment
-        return Asked(
+        return RouteSpec(
             model=model,
-            away=autoscaler.is_routed_away(self._cache.counts(model)),
+            needs_proxy=autoscaler.is_routed_away(self._cache.counts(model)),
             public_name=deployment.public_name,
             endpoints=self._cache.endpoints(model),
             tls=deployment.proxy.tls,
             limits=deployment.options.limits,
             clients=deployment.options.clients,
-            hopeless=autoscaler.failure(now_ns),
-            waits_for=autoscaler.waits_for,
+            unavailable=autoscaler.failure(now_ns),
+            waiting_for=autoscaler.waits_for,
             last_arrival_ns=self._loads.last_arrival_ns(model, now_ns),
         )
 

@@ -279,7 +279,7 @@ async def test_the_components_go_together_and_the_api_server_takes_them(plane: P
     )
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
     led_to = {port["name"]: named[port["targetPort"]] for port in service["spec"]["ports"]}
-    assert led_to == {"attend": 9093, "metrics-api": 8491, "keda": 9094}
+    assert led_to == {"control": 9093, "metrics-api": 8491, "keda": 9094}
     assert found["APIService", "v1beta1.external.metrics.k8s.io"]["spec"]["service"]["port"] == 8491
     for kind, path in (("Deployment", "/apis/apps/v1"), ("NetworkPolicy", "/apis/networking.k8s.io/v1")):
         for (has, _), one in found.items():

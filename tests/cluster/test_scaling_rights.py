@@ -22,8 +22,8 @@ from berth.kube.events import EventRecorder, ObjectRef
 from berth.kube.token_review import TokenRefused, review_pod_token
 from localcluster.cluster import LocalCluster
 from localcluster.deployment import AUTOSCALED
+from scaler.activation.route import Apply, Delete
 from scaler.activation.slices import BerthSlice, ServiceRef, SlicePort
-from scaler.activation.switch import Apply, Delete
 from scaler.app import Replica, read_config
 from scaler.config import ScalerOptions
 from scaler.core.actions import NoRecord
@@ -248,7 +248,7 @@ class Fits:
 async def replica(cluster: LocalCluster, directory: Path) -> AsyncIterator[None]:
     """`berth scaler` in this process, as the ServiceAccount that it has."""
     nowhere = Endpoint("127.0.0.1", 0)
-    options = ScalerOptions(admin_listen=nowhere, attend_listen=nowhere)
+    options = ScalerOptions(admin_listen=nowhere, control_listen=nowhere)
     stop = asyncio.Event()
     async with speaking_as(cluster, "berth-scaler", directory) as client, asyncio.TaskGroup() as group:
         group.create_task(Replica(options, read_config(None), client, Fits(), NoRecord()).run(stop))

@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from berth.contract.activation import SLICE_MANAGER
 from berth.contract.ids import PodUid
-from berth.contract.scaling import SLICE_MANAGER, ModelKey
+from berth.contract.scaling import ModelKey
 from berth.kube import paths
 from localcluster.cluster import LocalCluster
 from scaler.activation.activators import RETURN_NS
-from scaler.activation.callers import NotAllowed, TokenCallers, Unauthenticated
+from scaler.activation.authentication import NotAllowed, TokenAuthenticator, Unauthenticated
 from scaler.activation.ports import PortPair
-from scaler.activation.slices import DoorPorts, is_ours
-from scaler.activation.switch import Apply, Asked, Delete
-from scaler.activation.switchboard import Switchboard, Template
+from scaler.activation.route import Apply, Delete, RouteSpec
+from scaler.activation.routes import RouteReconciler, Template
+from scaler.activation.slices import ProxyPorts, is_ours
 from scaler.go import SECOND_NS
 from tests.fakes.eventually import eventually
 
@@ -63,8 +64,8 @@ class Place:
     def __init__(self, cluster: LocalCluster) -> None:
         self.client = cluster.client
         self.now = 1_700_000_000 * SECOND_NS
-        self.board = Switchboard(began_ns=self.now - RETURN_NS)
-        self.board.set_model(MODEL, Template({"app": "m"}, DoorPorts(9000, 9001, {"http": 9000})))
+        self.board = RouteReconciler(began_ns=self.now - RETURN_NS)
+        self.board.set_model(MODEL, Template({"app": "m"}, ProxyPorts(9000, 9001, {"http": 9000})))
         self.one = self.board.activators.attach(PodUid("act"), "act", "10.77.9.1", None)
 
     async def see(self) -> list[Json]:
@@ -78,7 +79,7 @@ class Place:
         return slices
 
     def look(self, *, away: bool) -> Any:
-        return self.board.look(Asked(model=MODEL, away=away, public_name="m"), self.now)
+        return self.board.look(RouteSpec(model=MODEL, away=away, public_name="m"), self.now)
 
     async def do(self, action: Apply | Delete) -> None:
         path = f"{SLICES}/{action.slice.name}"
@@ -166,7 +167,7 @@ async def test_to_zero_and_back_on_real_slices(space: LocalCluster) -> None:
 
 async def test_an_activator_is_known_by_its_pods_projected_token(space: LocalCluster) -> None:
     client = space.client
-    callers = TokenCallers(client, system_namespace="berth-system")
+    callers = TokenAuthenticator(client, system_namespace="berth-system")
     accounts = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
     for name in ("berth-activator", "other"):
         await client.create(accounts, {"metadata": {"name": name}})
@@ -188,14 +189,14 @@ async def test_an_activator_is_known_by_its_pods_projected_token(space: LocalClu
     own = await pod(space, "act", "10.77.9.2", serviceAccountName="berth-activator")
     others = await pod(space, "no-act", "10.77.9.3", serviceAccountName="other")
     good = await token("berth-activator", own)
-    caller = await callers.caller(good, "test")
+    caller = await callers.authenticate(good, "test")
     assert (caller.uid, caller.scope, caller.addresses) == (own["metadata"]["uid"], SPACE, {"10.77.9.2"})
     with pytest.raises(NotAllowed):
-        await callers.caller(await token("other", others), "test")
+        await callers.authenticate(await token("other", others), "test")
     for bad in (await token("berth-activator", None), await token("berth-activator", own, "berth-agent")):
         with pytest.raises(Unauthenticated):
-            await callers.caller(bad, "test")
+            await callers.authenticate(bad, "test")
     # The API server believes a token for a while after its pod; the pod itself is gone.
     await client.delete(paths.pod(SPACE, "act"), grace_seconds=0)
     with pytest.raises((NotAllowed, Unauthenticated)):
-        await callers.caller(good, "test")
+        await callers.authenticate(good, "test")

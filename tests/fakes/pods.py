@@ -17,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import (
     add_GRPCInferenceServiceServicer_to_server,
 )
 
-from berth.contract.scaling import PodEndpoint
+from berth.contract.activation import ReplicaEndpoint
 
 METADATA = {
     "name": "own",
@@ -77,8 +77,8 @@ class FakePod(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.may_answer.set()
         self._server = self._grpc = None
 
-    def told(self, *, ready: bool = True, soon: bool = False) -> PodEndpoint:
-        return PodEndpoint(
+    def told(self, *, ready: bool = True, nearly_ready: bool = False) -> ReplicaEndpoint:
+        return ReplicaEndpoint(
             uid=f"uid-{self.name}",
             name=self.name,
             address="127.0.0.1",
@@ -86,7 +86,7 @@ class FakePod(GRPCInferenceServiceServicer):  # type: ignore[misc]
             grpc_port=self.grpc_port,
             slots=self.slots,
             ready=ready,
-            soon=soon,
+            nearly_ready=nearly_ready,
         )
 
     def _enter(self) -> None:

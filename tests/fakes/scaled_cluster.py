@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from berth.contract.activation import Report
 from berth.contract.scaling import (
     ModelKey,
     ReplicaLoad,
-    Report,
     Schedulable,
     SchedulableAnswer,
     SchedulableModel,
@@ -348,8 +348,12 @@ class Cluster:
             self.spread(model, ready)
         self.scaler.record_loads((self._load(pod) for pod in ready), {pod.uid for pod in ready}, self.ns)
         asked = self.scaler.asked(model.key, self.ns)
-        wants = int(model.load) if not ready and asked is not None and asked.away and self.activators else 0
-        if asked is not None and asked.hopeless:
+        wants = (
+            int(model.load)
+            if not ready and asked is not None and asked.needs_proxy and self.activators
+            else 0
+        )
+        if asked is not None and asked.unavailable:
             wants = 0
         if wants or model.held:
             self._hold(model, wants, served=bool(ready))
@@ -359,13 +363,13 @@ class Cluster:
         report = Report(
             version=1,
             model=model.key,
-            held=wants,
-            average_held=float(wants),
+            buffered=wants,
+            average_buffered=float(wants),
             arrived=float(came),
             forwarded=float(went if served else 0),
-            held_bytes=0,
+            buffered_bytes=0,
             oldest_seconds=0.0,
-            wake=wants > 0,
+            cold_start=wants > 0,
             rest_port=20000,
             grpc_port=20001,
         )
@@ -392,7 +396,7 @@ class Cluster:
         """Slices and activators: a second after they are asked for."""
         for key in self.scaler.models():
             asked = self.scaler.asked(key, self.ns)
-            if asked is None or not asked.away:
+            if asked is None or not asked.needs_proxy:
                 self.proven_since.pop(key, None)
                 continue
             trouble = "" if self.models[key].has_service else "no Service leads to its copies"

@@ -1,4 +1,5 @@
-"""The scaler's end of the activators' stream, with a core that says what it is told to and callers that are believed."""
+"""The scaler's end of the control streams, with a handler that assigns what a test says and an authenticator that believes
+every token."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -6,15 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from berth.contract.activation import Assignment, Report, RouteMode
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
-from berth.contract.scaling import Assignment, HoldState, ModelKey, Report
+from berth.contract.scaling import ModelKey
 from scaler.activation.activators import Activator, Activators
-from scaler.activation.attend import Attendance, NotLeading, serving
-from scaler.activation.callers import Caller
+from scaler.activation.authentication import ActivatorIdentity
+from scaler.activation.control_server import ControlServer, NotLeading, serving
 from scaler.activation.ports import PortPair
-from scaler.activation.sources import Sources
+from scaler.activation.sessions import Sessions
 
 MODEL, OTHER = ModelKey("a", "m"), ModelKey("b", "n")
 PAIR = PortPair(20000, 20001)
@@ -22,21 +24,21 @@ HERE = "127.0.0.1"
 
 
 def assignment(model: ModelKey = MODEL, **more: Any) -> Assignment:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "version": 0,
         "model": model,
         "public_name": model.name,
-        "state": HoldState.HOLD,
+        "mode": RouteMode.PROXY,
         "rest_port": PAIR.rest,
         "grpc_port": PAIR.grpc,
         "clients": frozenset({model.namespace}),
     }
-    return Assignment(**said | more)
+    return Assignment(**fields | more)
 
 
 @dataclass
 class Core:
-    """Tells every activator what stands in `wanted`; notes what it hears."""
+    """Assigns every activator what stands in `wanted`; notes what it gets."""
 
     leads: bool = True
     leader: str = ""
@@ -49,26 +51,26 @@ class Core:
         if not self.leads:
             raise NotLeading(self.leader)
 
-    def attached(self, activator: Activator) -> None:
-        self.tell_all()
+    def connected(self, activator: Activator) -> None:
+        self.assign_all()
 
-    def detached(self, activator: Activator) -> None:
+    def disconnected(self, activator: Activator) -> None:
         self.ended.append(activator.uid)
 
-    def opened(self, model: ModelKey) -> None:
+    def ports_changed(self, model: ModelKey) -> None:
         self.news.append(model)
 
     def reported(self, activator: Activator, report: Report) -> None:
         self.reports.append((activator.uid, report))
 
-    def tell_all(self) -> None:
+    def assign_all(self) -> None:
         for model in self.wanted:
-            self.tell(model)
+            self.assign(model)
 
-    def tell(self, model: ModelKey) -> None:
-        told = self.wanted.get(model)
-        everybody = {} if told is None else {one.uid: told for one in self.scaler.activators}
-        self.scaler.attendance.tell(model, everybody)
+    def assign(self, model: ModelKey) -> None:
+        wanted = self.wanted.get(model)
+        assignments = {} if wanted is None else {one.uid: wanted for one in self.scaler.activators}
+        self.scaler.sessions.assign(model, assignments)
 
     scaler: "Scaler" = field(init=False)
 
@@ -81,21 +83,21 @@ class Everybody:
         self.addresses = frozenset({HERE, "10.0.0.1"})
         self.asked: list[str] = []
 
-    async def caller(self, metadata: Mapping[str, str], source: str) -> Caller:
+    async def authenticate(self, metadata: Mapping[str, str], source: str) -> ActivatorIdentity:
         token = metadata.get("authorization", "").removeprefix("Bearer ")
         self.asked.append(token)
         if self.refusal is not None:
             raise self.refusal
         namespace, _, name = token.partition("/")
         scope = None if namespace == "berth-system" else namespace
-        return Caller(PodRef(namespace, name, PodUid(token)), self.addresses, scope)
+        return ActivatorIdentity(PodRef(namespace, name, PodUid(token)), self.addresses, scope)
 
 
 class Scaler:
     """One replica, which may come and go at its port."""
 
     def __init__(self, core: Core) -> None:
-        self.core, self.callers, self.sources = core, Everybody(), Sources()
+        self.core, self.authenticator = core, Everybody()
         core.scaler = self
         self.port = 0
         self.anew()
@@ -103,11 +105,12 @@ class Scaler:
     def anew(self) -> None:
         """Another process: nothing of the last one is known."""
         self.activators = Activators(began_ns=time.time_ns())
-        self.attendance = Attendance(self.core, self.callers, self.activators, self.sources)
+        self.sessions = Sessions(self.activators, time.time_ns)
+        self.control_server = ControlServer(self.core, self.authenticator, self.activators, self.sessions)
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator["Scaler"]:
-        async with serving(self.attendance, Endpoint(HERE, self.port)) as self.port:
+        async with serving(self.control_server, Endpoint(HERE, self.port)) as self.port:
             yield self
 
     @property

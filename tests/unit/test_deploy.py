@@ -23,8 +23,9 @@ import yaml
 from agent.repository import Repository
 from agent.serving.restart import RESTART_FILE
 from berth import cli
+from berth.contract.activation import SCALER_AUDIENCE
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import BINDER_AUDIENCE, SCALER_AUDIENCE
+from berth.contract.scaling import BINDER_AUDIENCE
 from berth.runtime.options import CommonOptions, parse_options
 from berth.triton.keys import TritonKeys
 from proxy.activator.config import ActivatorOptions
@@ -166,7 +167,7 @@ def test_what_scales_takes_the_flags_that_it_is_given(pod: str, process: type[Co
     command, *flags = [argument.replace("$(POD_IP)", "10.0.0.7") for argument in container["args"]]
     options = parse_options(process, process=command, summary="", argv=flags, environ={})
     listening = {
-        getattr(options, name).port for name in ("attend_listen", "admin_listen") if hasattr(options, name)
+        getattr(options, name).port for name in ("control_listen", "admin_listen") if hasattr(options, name)
     }
     assert {port["containerPort"] for port in ports_of(container)} == listening
     tokens = [flag.partition("=")[2] for flag in flags if "token" in flag.partition("=")[0]]

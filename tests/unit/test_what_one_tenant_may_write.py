@@ -21,14 +21,14 @@ from berth.contract.ids import NodeName
 from berth.kube.informer import Change, ChangeKind
 from binder.engine.cluster import Cluster, slim
 from binder.pod.demand import parse_demand
-from scaler.activation.switchboard import Template
+from scaler.activation.routes import Template
 from scaler.core.cache import Cache, keep_deployment, keep_pod
 from scaler.decision.annotations import GROUP
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 from scaler.watch import keep_service, keep_slice
 from tests.fakes.largest import ANNOTATION_BYTES, OBJECT_BYTES, THINGS, entries, many, with_most
 from tests.fakes.objects import KEYS, gpu, node, pod, report
-from tests.unit.scaler.test_switchboard import DOOR, T0, M, asked, board, endpoints, service
+from tests.unit.scaler.test_routes import DOOR, T0, M, asked, board, endpoints, service
 
 Json = dict[str, Any]
 # Measured: 0.25 at most, of the agent 0.21.
@@ -168,8 +168,8 @@ def test_a_service_costs_the_scaler_a_moment(item: Json) -> None:
     def act() -> None:
         told = board(M)
         told.set_model(M, Template({"app": "m", **entries(size=OBJECT_BYTES // 10)}, DOOR))
-        told.set_service(keep_service(item))
-        told.look(asked(M), T0)
+        told.services.set_service(keep_service(item))
+        told.reconcile(asked(M), T0)
 
     within_bounds(act)
 
@@ -187,8 +187,8 @@ def test_a_slice_costs_the_scaler_a_moment(is_ours: bool) -> None:
 
     def act() -> None:
         told = board(M)
-        told.set_service(keep_service(service()))
-        told.set_slice(keep_slice(item))
-        told.look(asked(M), T0)
+        told.services.set_service(keep_service(service()))
+        told.services.set_slice(keep_slice(item))
+        told.reconcile(asked(M), T0)
 
     within_bounds(act)

@@ -81,7 +81,7 @@ def asking(call: Any) -> "asyncio.Future[Any]":
 
 
 async def raw(place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", place.told.rest_port)
+    return await asyncio.open_connection("127.0.0.1", place.assignment.rest_port)
 
 
 def infer(body: bytes = BODY, *, model: str = "own", more: str = "") -> bytes:

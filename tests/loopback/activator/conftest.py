@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from berth.contract.scaling import Assignment, HoldLimits, HoldState, ModelKey, Report
+from berth.contract.activation import Assignment, BufferLimits, Report, RouteMode
+from berth.contract.scaling import ModelKey
 from localcluster import addresses
-from proxy.activator.hold import Bounds
-from proxy.activator.model import HeldModel
+from proxy.activator.bounds import Bounds
+from proxy.activator.model import BufferedModel
 from proxy.activator.models import Models
 from tests.fakes.pods import FakePod
 
@@ -25,28 +26,30 @@ def free_port() -> int:
 
 
 class Place:
-    """One activator with the model "own" of namespace a, asleep at first."""
+    """One activator with the model "own" of namespace a, at zero at first."""
 
     def __init__(self, *, bounds: Bounds | None = None) -> None:
         self.refused_sources: set[str] = set()
+        self.cold_starts: list[Report] = []
         self.models = Models(
-            "127.0.0.1", lambda model, address: address not in self.refused_sources, bounds=bounds
+            "127.0.0.1",
+            lambda model, address: address not in self.refused_sources,
+            on_cold_start=self.cold_starts.append,
+            bounds=bounds,
         )
-        self.woken: list[Report] = []
-        self.models.on_wake(self.woken.append)
         self.pods: list[FakePod] = []
-        self.told = Assignment(
+        self.assignment = Assignment(
             version=1,
             model=OWN,
             public_name="own",
-            state=HoldState.HOLD,
+            mode=RouteMode.PROXY,
             rest_port=free_port(),
             grpc_port=free_port(),
         )
         self._ticks: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self.models.apply(self.told)
+        await self.models.apply(self.assignment)
         self._ticks = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
@@ -54,9 +57,9 @@ class Place:
             await asyncio.sleep(0.2)
             await self.models.tick(time.monotonic())
 
-    async def tell(self, **changes: Any) -> None:
-        self.told = replace(self.told, version=self.told.version + 1, **changes)
-        await self.models.apply(self.told)
+    async def assign(self, **changes: Any) -> None:
+        self.assignment = replace(self.assignment, version=self.assignment.version + 1, **changes)
+        await self.models.apply(self.assignment)
 
     async def pod(self, name: str = "p", **more: Any) -> FakePod:
         pod = await FakePod(name, **more).start()
@@ -64,24 +67,24 @@ class Place:
         return pod
 
     async def serve(self, *pods: FakePod) -> None:
-        await self.tell(endpoints=tuple(pod.told() for pod in pods))
+        await self.assign(endpoints=tuple(pod.told() for pod in pods))
 
     async def limits(self, **changes: Any) -> None:
-        await self.tell(limits=replace(self.told.limits, **changes))
+        await self.assign(limits=replace(self.assignment.limits, **changes))
 
     @property
-    def own(self) -> HeldModel:
+    def own(self) -> BufferedModel:
         model = self.models.get(OWN)
         assert model is not None
         return model
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.told.rest_port}"
+        return f"http://127.0.0.1:{self.assignment.rest_port}"
 
     @property
     def target(self) -> str:
-        return f"127.0.0.1:{self.told.grpc_port}"
+        return f"127.0.0.1:{self.assignment.grpc_port}"
 
     async def close(self) -> None:
         if self._ticks is not None:
@@ -103,4 +106,4 @@ async def place() -> AsyncIterator[Place]:
         await made.close()
 
 
-__all__ = ["OWN", "HoldLimits", "Place", "free_port"]
+__all__ = ["OWN", "BufferLimits", "Place", "free_port"]

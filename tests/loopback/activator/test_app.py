@@ -1,4 +1,4 @@
-"""`berth activator` as its operator sees it: a process that attaches to a scaler, holds, cold_starts, tells and ends."""
+"""`berth activator` as its operator sees it: a process that attaches to a scaler, buffers, cold_starts, tells and ends."""
 
 import asyncio
 import random
@@ -12,17 +12,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from berth.contract.activation import RouteMode
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import HoldState, ModelKey
+from berth.contract.scaling import ModelKey
 from proxy.activator.app import ActivatorProcess, serving
 from proxy.activator.config import ActivatorOptions
+from scaler.activation.addresses import keep_client
 from scaler.activation.ports import PortPair
-from scaler.activation.sources import keep_source
 from tests.fakes.eventually import until
 from tests.fakes.pods import FakePod
 from tests.fakes.scaler import Core, Scaler, assignment
 from tests.loopback.activator.conftest import free_port
-from tests.loopback.activator.test_hold import BODY
+from tests.loopback.activator.test_buffering import BODY
 
 OWN = ModelKey("a", "own")
 PAIR = PortPair(20000, 20001)
@@ -35,19 +36,18 @@ class Stage:
     def __init__(self, scaler: Scaler, token: Path) -> None:
         self.scaler, self.token = scaler, token
         self.address = f"127.{random.randrange(64, 250)}.{random.randrange(256)}.{random.randrange(1, 250)}"
-        scaler.callers.addresses = frozenset({self.address})
+        scaler.authenticator.addresses = frozenset({self.address})
         token.write_text("berth-system/act-1")
         self.want()
 
     def want(self, **more: Any) -> None:
         told = {"public_name": "own", "rest_port": PAIR.rest, "grpc_port": PAIR.grpc, **more}
         self.scaler.core.wanted[OWN] = assignment(OWN, **told)
-        self.scaler.core.tell(OWN)
+        self.scaler.core.assign(OWN)
 
     def know(self, address: str = CLIENT, namespace: str = "a") -> None:
         meta = {"uid": address, "namespace": namespace, "name": "client"}
-        self.scaler.sources.set_pod(keep_source({"metadata": meta, "status": {"podIP": address}}))
-        self.scaler.attendance.sources_changed()
+        self.scaler.sessions.set_client(keep_client({"metadata": meta, "status": {"podIP": address}}))
 
     @property
     def options(self) -> ActivatorOptions:
@@ -117,30 +117,30 @@ async def test_a_request_wakes_its_model_is_held_and_answered(stage: Stage, pod:
         asked = asyncio.create_task(stage.ask())
         reports = stage.scaler.core.reports
         await until(lambda: reports)
-        assert (reports[0][1].wake, reports[0][1].held) == (True, 1)
+        assert (reports[0][1].cold_start, reports[0][1].buffered) == (True, 1)
         text = await scraped(activator.admin.port)
-        assert 'berth_activator_held_requests{model="own",namespace="a"} 1.0' in text
-        assert 'berth_activator_wakes_total{model="own",namespace="a"} 1.0' in text
+        assert 'berth_activator_buffered_requests{model="own",namespace="a"} 1.0' in text
+        assert 'berth_activator_cold_starts_total{model="own",namespace="a"} 1.0' in text
         stage.want(endpoints=(pod.told(ready=False),))
         assert (await asked)[0] == 200
-        # Each second what is held, and once that nothing is any more.
-        await until(lambda: reports[-1][1].held == 0)
+        # Each second what is buffered, and once that nothing is any more.
+        await until(lambda: reports[-1][1].buffered == 0)
         assert sum(report.arrived for _, report in reports) == 1
         assert sum(report.forwarded for _, report in reports) == 1
         # A scrape may be a second old. Of the phases the last one: the others may have been reached between two looks.
         wanted = (
             'berth_activator_forwarded_requests_total{model="own",namespace="a"} 1.0',
-            'wake_seconds_bucket{le="+Inf",phase="forwarded"} 1.0',
+            'cold_start_seconds_bucket{le="+Inf",phase="forwarded"} 1.0',
         )
         async with asyncio.timeout(20):
             while not all(line in text for line in wanted):
                 await asyncio.sleep(0.02)
                 text = await scraped(activator.admin.port)
-        assert "berth_activator_scaler_attached 1.0" in text
+        assert "berth_activator_scaler_connected 1.0" in text
 
 
 async def test_who_is_not_known_wakes_nobody(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr("proxy.activator.port._UNKNOWN_SECONDS", 0.3)
     stage.know("127.0.0.9")
     async with asyncio.timeout(30), running(stage) as activator:
         await stage.listens()
@@ -152,7 +152,7 @@ async def test_who_is_not_known_wakes_nobody(stage: Stage, monkeypatch: pytest.M
             await stage.ask()
         assert stage.scaler.core.reports == []
         text = await scraped(activator.admin.port)
-        assert 'refused_requests_total{model="own",namespace="a",reason="stranger"} 2.0' in text
+        assert 'refused_requests_total{model="own",namespace="a",reason="unknown-client"} 2.0' in text
         stage.want(clients=frozenset({"*"}))
         await asyncio.sleep(0.1)
         asked = asyncio.create_task(stage.ask())
@@ -166,13 +166,13 @@ async def test_it_is_ready_from_the_first_word_on_whether_or_not_a_scaler_is_the
     stage.know()
     options = stage.options
     async with Scaler(Core(leads=False)).up() as idle:
-        idle.callers.addresses = frozenset({stage.address})
+        idle.authenticator.addresses = frozenset({stage.address})
         stage.scaler, other = idle, stage.scaler
         async with running(stage) as activator:
-            await until(lambda: idle.callers.asked)
+            await until(lambda: idle.authenticator.asked)
             assert await ready(activator.admin.port) == (
                 503,
-                "no scaler has told yet which models there are\n",
+                "no scaler has sent yet which models there are\n",
             )
             idle.core.leads, idle.core.wanted = True, other.core.wanted
             stage.know()
@@ -181,9 +181,9 @@ async def test_it_is_ready_from_the_first_word_on_whether_or_not_a_scaler_is_the
             stage.want(endpoints=(pod.told(),))
             assert (await stage.ask())[0] == 200
             # It is killed, and for good.
-            idle.attendance.end()
+            idle.sessions.end()
             idle.core.leads = False
-            await until(lambda: not activator.link.is_attached)
+            await until(lambda: not activator.control.is_connected)
             assert await ready(activator.admin.port) == (200, "ok\n")
             assert (await stage.ask())[0] == 200
     assert options.address == stage.address
@@ -208,15 +208,18 @@ async def test_what_is_held_outlives_the_scaler(stage: Stage, pod: FakePod) -> N
         await stage.listens()
         asked = asyncio.create_task(stage.ask())
         await until(lambda: stage.scaler.core.reports)
-        stage.scaler.attendance.end()
+        stage.scaler.sessions.end()
         stage.scaler.core.leads = False
-        await until(lambda: not activator.link.is_attached)
+        await until(lambda: not activator.control.is_connected)
         stage.scaler.core.reports.clear()
         await asyncio.sleep(0.3)
         assert not asked.done()
         stage.scaler.core.leads = True
         await until(lambda: stage.scaler.core.reports)
-        assert (stage.scaler.core.reports[0][1].held, stage.scaler.core.reports[0][1].wake) == (1, True)
+        assert (stage.scaler.core.reports[0][1].buffered, stage.scaler.core.reports[0][1].cold_start) == (
+            1,
+            True,
+        )
         stage.want(endpoints=(pod.told(),))
         assert (await asked)[0] == 200
 
@@ -224,13 +227,13 @@ async def test_what_is_held_outlives_the_scaler(stage: Stage, pod: FakePod) -> N
 async def test_a_client_that_started_while_no_scaler_was_there_waits_for_the_next(
     stage: Stage, pod: FakePod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr("proxy.activator.port._UNKNOWN_SECONDS", 0.3)
     stage.know("127.0.0.9")
     async with running(stage) as activator:
         await stage.listens()
         stage.scaler.core.leads = False
-        stage.scaler.attendance.end()
-        await until(lambda: not activator.link.is_attached)
+        stage.scaler.sessions.end()
+        await until(lambda: not activator.control.is_connected)
         asked = asyncio.create_task(stage.ask())
         await asyncio.sleep(1)
         assert not asked.done()
@@ -241,7 +244,7 @@ async def test_a_client_that_started_while_no_scaler_was_there_waits_for_the_nex
 
 
 async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
-    """SIGTERM: out of the slices first, serving on; then nobody new; what is held comes to its end."""
+    """SIGTERM: out of the slices first, serving on; then nobody new; what is buffered comes to its end."""
     stage.know()
     admin = free_port()
     command = [sys.executable, "-m", "berth.cli", "activator", *stage.flags]
@@ -253,16 +256,16 @@ async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
             await until(lambda: stage.scaler.core.reports)
             process.send_signal(signal.SIGTERM)
             (one,) = stage.scaler.activators
-            await until(lambda: one.leaving)
+            await until(lambda: one.draining)
             assert (await ready(admin))[0] == 503
             # Not out of every kube-proxy yet: whoever comes is served.
             late = asyncio.create_task(stage.ask())
-            await until(lambda: any(report.held == 2 for _, report in stage.scaler.core.reports))
-            # Its ports close, and are told to be closed, before what is held has ended.
+            await until(lambda: any(report.buffered == 2 for _, report in stage.scaler.core.reports))
+            # Its ports close, and are told to be closed, before what is buffered has ended.
             await until(lambda: not one.open)
             with pytest.raises(aiohttp.ClientError):
                 await stage.ask()
-            stage.want(state=HoldState.FORWARD, endpoints=(pod.told(),))
+            stage.want(mode=RouteMode.SERVE, endpoints=(pod.told(),))
             assert [(await asked)[0], (await late)[0]] == [200, 200]
             assert await process.wait() == 0
         await until(lambda: not list(stage.scaler.activators))
@@ -278,7 +281,10 @@ async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
         ([], "--scaler is required"),
         (["--scaler=x"], "--scaler: 'x' is not HOST:PORT"),
         (["--scaler=x:1", "--token-file=t", "--address=host"], "--address: 'host' is not an address"),
-        (["--scaler=x:1", "--token-file=t", "--address=10.0.0.1", "--most-held=0"], "--most-held: '0'"),
+        (
+            ["--scaler=x:1", "--token-file=t", "--address=10.0.0.1", "--max-buffered-requests=0"],
+            "--max-buffered-requests: '0'",
+        ),
         # Of the documentation's, so no machine has it.
         (
             ["--scaler=x:1", "--token-file=t", "--address=203.0.113.9"],

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from proxy.activator.port import Doorstep, Port
+from proxy.activator.port import PendingClients, Port
 from tests.fakes.eventually import until
 from tests.loopback.activator.conftest import free_port
 
@@ -32,12 +32,12 @@ class Echo(asyncio.Protocol):
 class Gate:
     """A port, and who is known."""
 
-    def __init__(self, doorstep: Doorstep) -> None:
+    def __init__(self, pending_clients: PendingClients) -> None:
         self.known: set[str] = set()
-        self.doorstep = doorstep
+        self.pending_clients = pending_clients
         self.clients: list[asyncio.StreamWriter] = []
         self.made = 0
-        self.port = Port(self._make, self.known.__contains__, doorstep)
+        self.port = Port(self._make, self.known.__contains__, pending_clients)
 
     def _make(self) -> Echo:
         self.made += 1
@@ -50,8 +50,8 @@ class Gate:
 
 
 @asynccontextmanager
-async def gate(doorstep: Doorstep | None = None) -> AsyncIterator[Gate]:
-    one = Gate(Doorstep() if doorstep is None else doorstep)
+async def gate(pending_clients: PendingClients | None = None) -> AsyncIterator[Gate]:
+    one = Gate(PendingClients() if pending_clients is None else pending_clients)
     await one.port.open(HERE, free_port())
     try:
         yield one
@@ -79,14 +79,14 @@ def test_who_is_known_a_moment_later_has_lost_nothing(factory: Any) -> None:
         async with gate() as one:
             reader, writer = await one.connect()
             writer.write(b"first")
-            await until(lambda: len(one.doorstep) == 1)
+            await until(lambda: len(one.pending_clients) == 1)
             await asyncio.sleep(0.1)
-            assert (one.made, len(one.doorstep)) == (0, 1)
+            assert (one.made, len(one.pending_clients)) == (0, 1)
             writer.write(b" words")
             one.known.add(HERE)
             async with asyncio.timeout(20):
                 assert await reader.readexactly(11) == b"first words"
-            assert (one.made, one.port.refused, len(one.doorstep)) == (1, 0, 0)
+            assert (one.made, one.port.refused, len(one.pending_clients)) == (1, 0, 0)
 
     run(factory, main())
 
@@ -99,7 +99,7 @@ def test_words_that_came_with_the_connection_are_not_lost(factory: Any) -> None:
         async with gate() as one:
             with socket.create_connection((HERE, one.port.number)) as client:
                 client.sendall(b"first words")
-                await until(lambda: len(one.doorstep) > 0)
+                await until(lambda: len(one.pending_clients) > 0)
                 await asyncio.sleep(0.1)
                 one.known.add(HERE)
                 client.setblocking(False)
@@ -111,7 +111,7 @@ def test_words_that_came_with_the_connection_are_not_lost(factory: Any) -> None:
 
 @pytest.mark.parametrize("factory", LOOPS)
 def test_who_stays_a_stranger_is_refused_unread(factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.5)
+    monkeypatch.setattr("proxy.activator.port._UNKNOWN_SECONDS", 0.5)
 
     async def main() -> None:
         async with gate() as one:
@@ -121,7 +121,7 @@ def test_who_stays_a_stranger_is_refused_unread(factory: Any, monkeypatch: pytes
             await ended(reader)
             # uvloop's clock counts whole milliseconds.
             assert time.monotonic() - began >= 0.499
-            assert (one.made, one.port.refused, len(one.doorstep)) == (0, 1, 0)
+            assert (one.made, one.port.refused, len(one.pending_clients)) == (0, 1, 0)
 
     run(factory, main())
 
@@ -129,17 +129,17 @@ def test_who_stays_a_stranger_is_refused_unread(factory: Any, monkeypatch: pytes
 async def test_while_nobody_tells_whose_an_address_is_strangers_wait_for_who_will(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr("proxy.activator.port._UNKNOWN_SECONDS", 0.3)
     told_at: float | None = None
 
-    def told_for() -> float | None:
+    def connected_for() -> float | None:
         return None if told_at is None else time.monotonic() - told_at
 
-    async with gate(Doorstep(told_for=told_for)) as one:
+    async with gate(PendingClients(connected_for=connected_for)) as one:
         reader, _ = await one.connect()
-        await until(lambda: len(one.doorstep) == 1)
+        await until(lambda: len(one.pending_clients) == 1)
         await asyncio.sleep(0.8)
-        assert len(one.doorstep) == 1
+        assert len(one.pending_clients) == 1
         # Who tells from now on has as long for it as ever.
         told_at = time.monotonic()
         await ended(reader)
@@ -147,13 +147,13 @@ async def test_while_nobody_tells_whose_an_address_is_strangers_wait_for_who_wil
 
 
 async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.activator.port._UNTOLD_SECONDS", 0.5)
-    async with gate(Doorstep(told_for=lambda: None)) as one:
+    monkeypatch.setattr("proxy.activator.port._DISCONNECTED_SECONDS", 0.5)
+    async with gate(PendingClients(connected_for=lambda: None)) as one:
         began = time.monotonic()
         reader, _ = await one.connect()
         await ended(reader)
         assert time.monotonic() - began >= 0.5
-        assert (one.port.refused, len(one.doorstep)) == (1, 0)
+        assert (one.port.refused, len(one.pending_clients)) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.Monk
     ],
 )
 def test_how_long_a_stranger_waits(told: float | None, seconds: float, is_enough: bool) -> None:
-    assert Doorstep(told_for=lambda: told).has_waited_enough(seconds) is is_enough
+    assert PendingClients(connected_for=lambda: told).is_overdue(seconds) is is_enough
 
 
 @pytest.mark.parametrize("factory", LOOPS)
@@ -180,7 +180,7 @@ def test_strangers_that_have_gone_keep_no_place_and_ask_for_nothing(factory: Any
     async def main() -> None:
         async with gate() as one:
             clients = [socket.create_connection((HERE, one.port.number)) for _ in range(20)]
-            await until(lambda: len(one.doorstep) == 20)
+            await until(lambda: len(one.pending_clients) == 20)
             for client in clients:
                 client.sendall(b"x")
                 if how == "reset":
@@ -189,10 +189,10 @@ def test_strangers_that_have_gone_keep_no_place_and_ask_for_nothing(factory: Any
                     client.shutdown(socket.SHUT_WR)
                 else:
                     client.close()
-            await until(lambda: len(one.doorstep) == 0)
+            await until(lambda: len(one.pending_clients) == 0)
             one.known.add(HERE)
             await asyncio.sleep(0.1)
-            assert (one.made, one.port.refused, len(one.port.waiting)) == (0, 0, 0)
+            assert (one.made, one.port.refused, len(one.port.pending)) == (0, 0, 0)
             for client in clients:
                 client.close()
 
@@ -200,7 +200,7 @@ def test_strangers_that_have_gone_keep_no_place_and_ask_for_nothing(factory: Any
 
 
 async def test_who_is_let_in_as_the_port_closes_is_not() -> None:
-    one = Gate(Doorstep())
+    one = Gate(PendingClients())
     one.known.add(HERE)
     with (
         socket.create_server((HERE, 0)) as listening,
@@ -220,7 +220,7 @@ async def test_who_has_gone_as_it_is_let_in_leaves_nothing(monkeypatch: pytest.M
         raise ConnectionResetError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", fails)
-    one, (here, there) = Gate(Doorstep()), socket.socketpair()
+    one, (here, there) = Gate(PendingClients()), socket.socketpair()
     one.port.let_in(here)
     await until(lambda: here.fileno() == -1 and not one.port._let_in)
     there.close()
@@ -231,9 +231,9 @@ async def test_without_a_descriptor_for_a_stranger_it_is_refused() -> None:
         def dup(self) -> None:
             raise OSError(errno.EMFILE, "too many")
 
-    one, sock = Gate(Doorstep()), cast(Any, Sock())
-    one.port.let_wait(HERE, sock)
-    assert (one.port.refused, len(one.doorstep), len(one.port.waiting)) == (1, 0, 0)
+    one, sock = Gate(PendingClients()), cast(Any, Sock())
+    one.port.add_pending(HERE, sock)
+    assert (one.port.refused, len(one.pending_clients), len(one.port.pending)) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("factory", LOOPS)
@@ -243,12 +243,12 @@ def test_strangers_that_leave_and_ports_that_close_leave_nobody_waiting(factory:
             for _ in range(20):
                 _, writer = await one.connect()
                 writer.close()
-            held, _ = await one.connect()
-            await until(lambda: len(one.doorstep) > 0)
+            buffered, _ = await one.connect()
+            await until(lambda: len(one.pending_clients) > 0)
             one.known.add(HERE)  # too late: the port's model is not here any more
             one.port.close()
-            assert len(one.doorstep) == len(one.port.waiting) == 0
-            await ended(held)
+            assert len(one.pending_clients) == len(one.port.pending) == 0
+            await ended(buffered)
             assert one.made == 0
 
     run(factory, main())
@@ -256,43 +256,43 @@ def test_strangers_that_leave_and_ports_that_close_leave_nobody_waiting(factory:
 
 @pytest.mark.parametrize(("most", "most_each"), [(3, 64), (64, 3)])
 async def test_strangers_have_no_more_room_than_their_own(most: int, most_each: int) -> None:
-    async with gate(Doorstep(most, most_each)) as one:
+    async with gate(PendingClients(most, most_each)) as one:
         for _ in range(10):
             await one.connect()
-        await until(lambda: (one.port.refused, len(one.doorstep)) == (7, 3))
+        await until(lambda: (one.port.refused, len(one.pending_clients)) == (7, 3))
         one.known.add(HERE)
         reader, writer = await one.connect()
         writer.write(b"hi")
         async with asyncio.timeout(20):
             assert await reader.readexactly(2) == b"hi"
-        # A stranger that is let in has left the doorstep before its protocol is made.
+        # A stranger that is let in has left the pending_clients before its protocol is made.
         await until(lambda: one.made == 4)
-        assert (one.port.refused, len(one.doorstep)) == (7, 0)
+        assert (one.port.refused, len(one.pending_clients)) == (7, 0)
 
 
 def test_an_address_has_its_own_part_of_the_doorstep() -> None:
-    doorstep = Doorstep(most=4, most_each=2)
-    assert [doorstep.enter("10.0.0.1") for _ in range(3)] == [True, True, False]
-    assert [doorstep.enter("10.0.0.2") for _ in range(2)] == [True, True]
-    assert not doorstep.enter("10.0.0.3")
-    doorstep.leave("10.0.0.1")
-    assert doorstep.enter("10.0.0.3")
+    pending_clients = PendingClients(most=4, most_each=2)
+    assert [pending_clients.enter("10.0.0.1") for _ in range(3)] == [True, True, False]
+    assert [pending_clients.enter("10.0.0.2") for _ in range(2)] == [True, True]
+    assert not pending_clients.enter("10.0.0.3")
+    pending_clients.leave("10.0.0.1")
+    assert pending_clients.enter("10.0.0.3")
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3"):
-        doorstep.leave(address)
-    assert len(doorstep) == 0
-    assert doorstep.enter("10.0.0.1")
+        pending_clients.leave(address)
+    assert len(pending_clients) == 0
+    assert pending_clients.enter("10.0.0.1")
 
 
 def test_how_many_strangers_there_may_be() -> None:
-    doorstep = Doorstep()
-    assert [doorstep.enter("10.0.0.0") for _ in range(65)] == [True] * 64 + [False]
-    others = [doorstep.enter(f"10.0.1.{n % 64}") for n in range(961)]
+    pending_clients = PendingClients()
+    assert [pending_clients.enter("10.0.0.0") for _ in range(65)] == [True] * 64 + [False]
+    others = [pending_clients.enter(f"10.0.1.{n % 64}") for n in range(961)]
     assert others == [True] * 960 + [False]
 
 
 async def test_of_two_words_at_once_the_last_counts() -> None:
     """Every second the ports are looked at, beside what is told."""
-    one = Gate(Doorstep())
+    one = Gate(PendingClients())
     first, second = free_port(), free_port()
     await asyncio.gather(one.port.open(HERE, first), one.port.open(HERE, second))
     assert one.port.number == second

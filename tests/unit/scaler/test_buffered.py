@@ -2,7 +2,8 @@
 
 import pytest
 
-from berth.contract.scaling import ModelKey, Report
+from berth.contract.activation import Report
+from berth.contract.scaling import ModelKey
 from proxy.request.load import LoadMeter
 from scaler.core.buffered import BufferedRequests
 from scaler.decision.load import Stat
@@ -40,17 +41,19 @@ class Activator:
         return self.sent
 
 
-def report(held: int, average: float, arrived: float, *, wake: bool = True, forwarded: float = 0.0) -> Report:
+def report(
+    held: int, average: float, arrived: float, *, cold_start: bool = True, forwarded: float = 0.0
+) -> Report:
     return Report(
         version=1,
         model=MODEL,
-        held=held,
-        average_held=average,
+        buffered=held,
+        average_buffered=average,
         arrived=arrived,
         forwarded=forwarded,
-        held_bytes=0,
+        buffered_bytes=0,
         oldest_seconds=0.0,
-        wake=wake,
+        cold_start=cold_start,
         rest_port=1,
         grpc_port=2,
     )
@@ -88,7 +91,9 @@ def test_who_attaches_anew_tells_what_it_holds() -> None:
 
 def test_what_is_forwarded_is_counted_by_who_takes_it() -> None:
     buffered = BufferedRequests()
-    assert buffered.report("one", report(0, 0.5, 2, wake=False, forwarded=4)) == Stat(0.5, 0.0, 2.0, 4.0)
+    assert buffered.report("one", report(0, 0.5, 2, cold_start=False, forwarded=4)) == Stat(
+        0.5, 0.0, 2.0, 4.0
+    )
 
 
 def test_who_holds_nobody_wakes_nobody() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from berth.contract.keys import Keys
 from berth.contract.scaling import ModelKey, Scaled
-from scaler.activation.slices import DoorPorts
+from scaler.activation.slices import ProxyPorts
 from scaler.core.actions import Kind
 from scaler.core.cache import Cache, Counts, PodState, keep_pod
 from scaler.core.deployments import Proxy, keep_deployment, read_proxy, scaled_by, template_text, text_hash
@@ -300,13 +300,13 @@ def test_until_needed_is_for_ever() -> None:
         ({"args": ["proxy", "--model=x", "y", "--container-concurrency=4", "5"]}, Proxy(model="x", container_concurrency=4)),
         (
             {"args": ["proxy", "--http-listen=[$(POD_IP)]:8080", "--grpc-listen", "0.0.0.0:8081", "--tls-cert=/x"]},
-            Proxy(tls=True, door=DoorPorts(8080, 8081, {})),
+            Proxy(tls=True, ports=ProxyPorts(8080, 8081, {})),
         ),
-        ({"args": ["proxy", "--http-listen=:10080", "--grpc-listen=:65535"]}, Proxy(door=DoorPorts(10080, 65535, {}))),
+        ({"args": ["proxy", "--http-listen=:10080", "--grpc-listen=:65535"]}, Proxy(ports=ProxyPorts(10080, 65535, {}))),
         ({"args": ["proxy", "--http-listen=:65536", "--grpc-listen=:0"]}, Proxy()),
         (
             {"args": ["proxy", "--http-listen=what"], "ports": [{"name": "http", "containerPort": 9000}, {"containerPort": 1}]},
-            Proxy(door=DoorPorts(9000, 9001, {"http": 9000})),
+            Proxy(ports=ProxyPorts(9000, 9001, {"http": 9000})),
         ),
         ({"args": ["serve", "--container-concurrency=4"]}, Proxy()),
         ({"name": "bare"}, Proxy()),
@@ -454,10 +454,13 @@ def test_endpoints_are_copies_with_an_address() -> None:
     told.observe_pod(pod("u3", node="", phase="Pending"), 0)
     told.observe_pod(pod("u4", conditions=READY, deleting=True), 0)
     found = told.endpoints(KEY)
-    assert [(one.name, one.ready, one.soon) for one in found] == [("u1", True, False), ("u2", False, False)]
+    assert [(one.name, one.ready, one.nearly_ready) for one in found] == [
+        ("u1", True, False),
+        ("u2", False, False),
+    ]
     assert {(one.rest_port, one.grpc_port, one.slots) for one in found} == {(9000, 9001, 140)}
     told.observe_pod(pod("u2", conditions={"Initialized": ("True", "")}), 1)  # its loader is done
-    assert [(one.name, one.soon) for one in told.endpoints(KEY)] == [("u1", False), ("u2", True)]
+    assert [(one.name, one.nearly_ready) for one in told.endpoints(KEY)] == [("u1", False), ("u2", True)]
 
 
 def test_a_nodes_address_is_no_copys() -> None:

@@ -8,11 +8,12 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent import cold_starts as agent_cold_starts
+from berth.contract.activation import BufferLimits
 from berth.contract.keys import Keys
-from berth.contract.scaling import HoldLimits, ModelKey
-from proxy.activator.hold import Bounds
-from proxy.activator.metrics import ActivatorCollector, Counts
-from scaler.activation.attend import Attached
+from berth.contract.scaling import ModelKey
+from proxy.activator.bounds import Bounds
+from proxy.activator.metrics import ActivatorCollector, ActivatorStats, Connection
+from scaler.activation.sessions import Connected
 from scaler.config import ScalerOptions
 from scaler.core import cold_starts
 from scaler.decision.annotations import check
@@ -20,7 +21,7 @@ from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
 from scaler.export.external_metrics import METRICS
 from scaler.export.figures import FIGURES
 from scaler.metrics import ScalerMetrics
-from tests.fakes.attendance import FakeAttendance
+from tests.fakes.control_server import FakeControlServer
 from tests.fakes.models_view import FakeModels
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +59,7 @@ def test_every_annotation_of_the_table_is_read() -> None:
     }
     assert {keys.prefix + row[0].strip(" `") for row in rows(berth)} == own
     defaults = {row[0].strip(" `"): row[1].strip() for row in rows(berth)}
-    usual = HoldLimits()
+    usual = BufferLimits()
     assert (float(defaults["hold-timeout"]), int(defaults["hold-requests"])) == (
         usual.seconds,
         usual.requests,
@@ -107,11 +108,15 @@ def exposed() -> dict[str, set[str]]:
         models,
         writes_waiting=lambda: 0,
         binder_silent_seconds=lambda: 0.0,
-        attendance=FakeAttendance([Attached("n/p", 1.0, 0)]),
+        control_server=FakeControlServer([Connected("n/p", 1.0, 0)]),
     )
-    counts = Counts(lambda: 0.0)
-    counts.woken(ModelKey("a", "m"))
-    registry.register(ActivatorCollector(counts, lambda: [Refusing()], lambda: (True, 1), Bounds().buffered))
+    stats = ActivatorStats(lambda: 0.0)
+    stats.cold_start_began(ModelKey("a", "m"))
+    registry.register(
+        ActivatorCollector(
+            stats, lambda: [Refusing()], lambda: Connection(True, 1), Bounds().buffered_seconds
+        )
+    )
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(
         r"^(berth_\w+)(?:\{(.*)\})? ", generate_latest(registry).decode(), re.MULTILINE

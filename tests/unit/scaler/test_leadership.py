@@ -18,7 +18,7 @@ from berth.kube.errors import KubeUnreachable
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
 from scaler import app, leadership
-from scaler.activation.attend import NotLeading
+from scaler.activation.control_server import NotLeading
 from scaler.app import Replica, main
 from scaler.config import LEASE, ScalerOptions
 from scaler.config_map import ConfigMap
@@ -115,7 +115,7 @@ async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_lea
         await asyncio.Event().wait()
 
     monkeypatch.setattr(app.ConfigMapWatch, "run", watch)
-    options = ScalerOptions(admin_listen=free, attend_listen=free, config=tmp_path)
+    options = ScalerOptions(admin_listen=free, control_listen=free, config=tmp_path)
     running = asyncio.create_task(main(options, stop))
     try:
         async with asyncio.timeout(20):
@@ -191,7 +191,7 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
         return "berth_scaler_leader 1.0" in generate_latest(replica._registry).decode()
 
     free = Endpoint("127.0.0.1", 0)
-    running = asyncio.create_task(main(ScalerOptions(admin_listen=free, attend_listen=free), stop))
+    running = asyncio.create_task(main(ScalerOptions(admin_listen=free, control_listen=free), stop))
     try:
         await until(lambda: bool(replicas) and leads(replicas[0]))
         (one,) = replicas

@@ -2,10 +2,11 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from scaler.activation.attend import Attached, Figures
+from scaler.activation.control_server import ControlStats
+from scaler.activation.sessions import Connected
 from scaler.core.models_view import Averages
 from scaler.metrics import ScalerMetrics
-from tests.fakes.attendance import FakeAttendance
+from tests.fakes.control_server import FakeControlServer
 from tests.fakes.models_view import FakeModels
 
 
@@ -21,16 +22,16 @@ def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
         concurrency=Averages(1.5, None),
         requests_per_second=Averages(),
     )
-    attendance = FakeAttendance(
-        [Attached("berth-system/act-1", 12.5, 3), Attached("a/own", 1.0, 0)],
-        Figures(reports=9, left_aside=2, slowed=1),
+    control_server = FakeControlServer(
+        [Connected("berth-system/act-1", 12.5, 3), Connected("a/own", 1.0, 0)],
+        ControlStats(reports=9, rejected=2, throttled=1),
     )
     ScalerMetrics(registry).follow(
-        models, writes_waiting=lambda: 4, binder_silent_seconds=lambda: 1.5, attendance=attendance
+        models, writes_waiting=lambda: 4, binder_silent_seconds=lambda: 1.5, control_server=control_server
     )
     text = generate_latest(registry).decode()
     assert "berth_scaler_activators 2.0" in text
-    assert 'berth_scaler_activator_attached_seconds{activator="berth-system/act-1"} 12.5' in text
+    assert 'berth_scaler_activator_session_seconds{activator="berth-system/act-1"} 12.5' in text
     assert 'berth_scaler_activator_buffered_requests{activator="berth-system/act-1"} 3.0' in text
     for name, count in {"reports": 9, "rejected_reports": 2, "throttled_reports": 1}.items():
         assert f"berth_scaler_{name}_total {count}.0" in text

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from scaler.go import SECOND_NS
-from tests.unit.scaler.test_route import World
+from tests.unit.scaler.test_route_controller import World
 
 ACTIVATOR = "the activator"
 # How long a client, or a kube-proxy, goes by what it has read.
@@ -82,7 +82,7 @@ class Clients:
             assert known, "no client finds anybody"
             where = self.chance.choice(sorted(known))
             if where == ACTIVATOR:
-                assert self.world.state() in ("hold", "forward") or self.now < self.passes_on_until, (
+                assert self.world.state() in ("proxy", "serve") or self.now < self.passes_on_until, (
                     "the activator's port is closed"
                 )
                 came += 1
@@ -102,7 +102,9 @@ class Clients:
         self.held -= forwarded
         self.held_for = self.held_for + 1 if self.held and self.world.api_answers else 0
         assert self.held_for < MOST_HELD, "nobody is woken for those who are held"
-        await self.world.second(held=self.held, arrived=came, forwarded=forwarded, wake=self.held > 0)
+        await self.world.second(
+            buffered=self.held, arrived=came, forwarded=forwarded, cold_start=self.held > 0
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.contract.scaling import Report, Scaled
+from berth.contract.activation import Report
+from berth.contract.scaling import Scaled
 from scaler.core.reconcile import RouteStatus
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA
@@ -24,13 +25,13 @@ def report(about: FakeModel, **fields: Any) -> Report:
     usual = Report(
         version=1,
         model=about.key,
-        held=1,
-        average_held=0.0,
+        buffered=1,
+        average_buffered=0.0,
         arrived=1.0,
         forwarded=0.0,
-        held_bytes=10,
+        buffered_bytes=10,
         oldest_seconds=0.0,
-        wake=True,
+        cold_start=True,
         rest_port=20000,
         grpc_port=20001,
     )
@@ -70,9 +71,9 @@ FACTS: dict[str, Callable[[Life], Any]] = {
     "written": lambda life: life.model.written,
     "gated": lambda life: life.cluster.view(life.model).pods.gated,
     "pending": lambda life: life.cluster.view(life.model).pods.pending,
-    "is_routed_away": lambda life: life.route().away,
-    "unavailable": lambda life: life.route().hopeless,
-    "waits_for": lambda life: life.route().waits_for,
+    "is_routed_away": lambda life: life.route().needs_proxy,
+    "unavailable": lambda life: life.route().unavailable,
+    "waits_for": lambda life: life.route().waiting_for,
     "phases": lambda life: [dict(one.phases) for one in life.cluster.view(life.model).cold_starts],
     "status": lambda life: Scaled.from_text(life.model.scaled or ""),
     "binder_silent": lambda life: life.cluster.scaler.binder_silent_ns > 0,
@@ -333,7 +334,7 @@ LIVES: dict[str, list[Step]] = {
         reported("ScaledFromZero", "requested 1 of 1 desired replicas", times=1)],
     "a request that an activator buffers and reports no more is waited for until its stream ends": [
         model(asleep=True, load_seconds=1000),
-        lambda life: life.cluster.do(life.cluster.scaler.report("act", report(life.model, average_held=1.0), life.cluster.ns)),
+        lambda life: life.cluster.do(life.cluster.scaler.report("act", report(life.model, average_buffered=1.0), life.cluster.ns)),
         run(4 * WINDOW), expect(replicas=1, recommended=1), activator_gone, until(0, 2 * WINDOW, recommended=0)],
     "buffered requests are among those that wait": [
         model(asleep=True, load_seconds=1000), expect(waiting=lambda waiting: waiting.stable == 0.0), load(5), run(30),
@@ -434,7 +435,7 @@ LIVES: dict[str, list[Step]] = {
     "a replica without progress and without clients goes after the deadline": [
         model(asleep=True, stuck="ImagePullBackOff"), load(1), run(10), load(0), until(600, 640, replicas=0)],
     "clients that went with their activator are waited for no longer": [
-        model(asleep=True, stuck="CrashLoopBackOff"), load(1), run(10), change(load=0, held=0), activator_gone,
+        model(asleep=True, stuck="CrashLoopBackOff"), load(1), run(10), change(load=0, buffered=0), activator_gone,
         until(600, 700, replicas=0)],
     "the time of an activation is not that of the one before": [
         model(asleep=True, load_seconds=1, stuck="CrashLoopBackOff"), load(1), run(4), load(0),

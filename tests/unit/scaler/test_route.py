@@ -1,606 +1,606 @@
-"""From zero and to zero with the real core, switch and activators' registry; the API server is a dictionary."""
+"""The way of a model's requests from its copies to the activators and back, step by step."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from berth.contract.activation import ReplicaEndpoint, RouteMode
 from berth.contract.ids import PodUid
-from berth.contract.scaling import (
-    ACTIVATOR_PORTS,
-    Assignment,
-    HoldState,
-    ModelKey,
-    ReplicaLoad,
-    Report,
-    Scaled,
-    Schedulable,
-    SchedulableAnswer,
+from berth.contract.scaling import ModelKey
+from scaler.activation.activators import LINGER_NS, RETURN_NS, Activator, Activators
+from scaler.activation.ports import PortAllocator, PortPair
+from scaler.activation.route import (
+    FORWARD_NS,
+    NO_ACTIVATOR,
+    NO_PORTS,
+    NO_SERVICE,
+    QUIET_NS,
+    Apply,
+    Delete,
+    ObservedService,
+    RouteDecision,
+    RouteSpec,
+    RouteState,
+    reconcile_route,
 )
-from berth.kube.informer import Change, ChangeKind
-from scaler.activation.activators import Activator
-from scaler.activation.attend import NotLeading
-from scaler.activation.ports import PortPair
-from scaler.activation.switch import NO_PORTS, NO_SERVICE, Apply, SliceAction
-from scaler.core.actions import Action, RouteChanged, WriteScale, WriteStatus
-from scaler.core.cache import Cache
-from scaler.core.scaler import Scaler
-from scaler.decision.defaults import BERTH, read_defaults
+from scaler.activation.slices import BerthSlice, Service, ServicePort, ServiceRef, desired_slice
 from scaler.go import SECOND_NS
-from scaler.route import Route
 
-MODEL = ModelKey("a", "m")
+MODEL, OTHER = ModelKey("a", "m"), ModelKey("a", "other")
 T0 = 1_700_000_000 * SECOND_NS
-HASH = "5f"
-Json = dict[str, Any]
-
-
-def deployment(replicas: int, scaled: Scaled | None, **annotations: str) -> Json:
-    keys = {
-        "class": "kpa.autoscaling.knative.dev",
-        "target": "1",
-        "window": "6s",
-        "target-utilization-percentage": "100",
-    }
-    keys |= annotations
-    template = {
-        "metadata": {
-            "labels": {"app": "m"},
-            "annotations": {f"autoscaling.knative.dev/{key}": value for key, value in keys.items()},
-        },
-        "spec": {"containers": [{"name": "proxy", "args": ["proxy", "--model=m"], "ports": []}]},
-    }
-    own = {} if scaled is None else {"seldon.io/trtis-scaled": scaled.to_text()}
-    return {
-        "metadata": {"name": "m", "namespace": "a", "uid": "dep", "resourceVersion": "1", "annotations": own},
-        "spec": {"replicas": replicas, "template": template},
-    }
-
-
-def copy(name: str, *, ready: bool) -> Json:
-    condition = {"type": "Ready", "status": "True" if ready else "False"}
-    owner = {"kind": "ReplicaSet", "name": f"m-{HASH}", "controller": True}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "a",
-            "uid": f"uid-{name}",
-            "labels": {"app": "m", "pod-template-hash": HASH},
-            "ownerReferences": [owner],
-        },
-        "spec": {"nodeName": "n", "containers": []},
-        "status": {"phase": "Running", "podIP": "10.0.0.9", "conditions": [condition]},
-    }
-
-
-SERVICE = {
-    "metadata": {"name": "m", "namespace": "a", "uid": "svc"},
-    "spec": {"clusterIP": "10.96.0.1", "selector": {"app": "m"}, "ports": [{"name": "http", "port": 9000}]},
-}
-
-
-class Stream:
-    """One activator, which opens what it is told at once if it is to."""
-
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.told: dict[ModelKey, Assignment] = {}
-        self.said: list[str] = []
-        self.opens = True
-
-    def tell(self, model: ModelKey, assignments: Mapping[PodUid, Assignment]) -> None:
-        told = assignments.get(PodUid("act"))
-        if told is None:
-            self.told.pop(model, None)
-        else:
-            self.told[model] = told
-
-    def sources_changed(self) -> None:
-        self.said.append("sources")
-
-    def end(self) -> None:
-        self.said.append("end")
-
-    def report(self, *, held: int = 0, arrived: float = 0, forwarded: float = 0, wake: bool = False) -> None:
-        world, told = self.world, self.told.get(MODEL)
-        if told is None:
-            return
-        ports = PortPair(told.rest_port, told.grpc_port) if self.opens else PortPair(0, 0)
-        if world.board.activators.opened(world.activator, MODEL, ports):
-            world.route.opened(MODEL)
-        world.activator.has_told = True
-        report = Report(
-            version=1,
-            model=MODEL,
-            held=held,
-            average_held=float(held),
-            arrived=arrived,
-            forwarded=forwarded,
-            held_bytes=0,
-            oldest_seconds=0.0,
-            wake=wake,
-            rest_port=ports.rest,
-            grpc_port=ports.grpc,
-        )
-        if held or arrived:
-            world.route.reported(world.activator, report)
+REST, GRPC = ServicePort("http", is_grpc=False), ServicePort("grpc", is_grpc=True)
+SERVICE = Service(ServiceRef("a", "m"), "service-uid", (REST, GRPC))
+POD = ReplicaEndpoint(
+    uid="u", name="p", address="10.0.0.9", rest_port=9000, grpc_port=9001, slots=4, ready=True
+)
 
 
 class World:
-    """A second at a time. `slow`: what is written is seen only with the next second."""
+    """One model, the API server's slices, and the activators; time goes by when it is told to."""
 
-    activator: Activator
+    def __init__(self, activators: int = 2, *, ports: PortAllocator | None = None) -> None:
+        self.now = T0
+        self.activators = Activators(began_ns=T0 - RETURN_NS)
+        self.ports = PortAllocator() if ports is None else ports
+        self.state = RouteState()
+        self.spec = RouteSpec(model=MODEL, needs_proxy=False, public_name="m", endpoints=(POD,))
+        self.services = [ObservedService(SERVICE, ready=1)]
+        self.connected = [self.connect(n) for n in range(activators)]
 
-    def __init__(self, *, replicas: int = 1, scaled: Scaled | None = None, **annotations: str) -> None:
-        self.now, self.annotations = T0, annotations
-        self.replicas, self.scaled, self.pods = replicas, scaled, dict[str, Json]()
-        self.slice: Json | None = None
-        self.written: list[str] = []
-        self.api_answers = True
-        self.requests, self.last_arrival = 0.0, 0
-        # By which the node's clock is ahead.
-        self.off_seconds = 0
-        if replicas:
-            self.pods["p"] = copy("p", ready=True)
-        self.anew()
+    def connect(self, n: int, scope: str | None = None) -> Activator:
+        return self.activators.connect(PodUid(f"act-{n}"), f"act-{n}", f"10.0.1.{n}", scope)
 
-    def anew(self, *, deputy_seconds: int = 0, attaches: bool = True) -> None:
-        """Another scaler, which knows what stands in the API server. It was there for so long before it led."""
-        self.cache = Cache(read_defaults(BERTH))
-        self.core = Scaler(self.cache, self.now)
-        self.route = Route(self.cache, self.core, put=self.put, act=self.act, clock_ns=lambda: self.now)
-        self.board = self.route.board
-        self.stream = self.route.stream = Stream(self)
-        self.show()
-        self.route.on_service(Change(ChangeKind.SET, SERVICE))
-        if self.slice is not None:
-            self.route.on_slice(Change(ChangeKind.SET, self.slice))
-        for pod in self.pods.values():
-            self.cache.observe_pod(pod, self.now)
-        self.controllers_slice()
-        self.now += deputy_seconds * SECOND_NS
-        self.act(self.core.step(self.now))
-        self.route.begin(self.now)
-        if attaches:
-            self.attach()
+    @property
+    def pair(self) -> PortPair:
+        pair = self.ports.get(MODEL)
+        assert pair is not None
+        return pair
 
-    def attach(self) -> None:
-        self.activator = self.board.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
-        self.route.attached(self.activator)
+    def reconcile(self, *, after: int = 0, **spec: Any) -> RouteDecision:
+        self.now += after
+        self.spec = replace(self.spec, **spec)
+        self.state, decision = reconcile_route(
+            self.state, self.spec, self.services, self.activators, self.ports.allocate, self.now
+        )
+        return decision
 
-    def show(self) -> None:
-        self.cache.observe_deployment(deployment(self.replicas, self.scaled, **self.annotations))
-        self.route.touch(MODEL)
+    def adopt(self) -> None:
+        """As a scaler that starts keeps the ports of the slices that exist."""
+        for service in self.services:
+            if service.ours is not None:
+                self.ports.adopt(MODEL, service.ours.ports[0].number)
 
-    def put(self, action: SliceAction) -> None:
-        if not self.api_answers:
-            return
-        self.written.append(type(action).__name__)
-        if isinstance(action, Apply):
-            body = action.slice.to_json()
-            body["metadata"] |= {"uid": "ours"}
-            self.slice = body
-            self.route.on_slice(Change(ChangeKind.SET, body))
-        elif self.slice is not None:
-            gone, self.slice = self.slice, None
-            self.route.on_slice(Change(ChangeKind.GONE, gone))
+    def listen(self, *which: Activator) -> None:
+        for one in which or self.connected:
+            self.activators.set_open(one, MODEL, self.pair)
+            one.has_reported = True
 
-    def act(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case WriteScale() if self.api_answers:
-                    self.replicas = action.replicas
-                    self.written.append(f"replicas={action.replicas}")
-                    self.show()
-                case WriteStatus() if self.api_answers:
-                    self.scaled = action.scaled
-                case RouteChanged():
-                    self.route.switched(action)
-        question = self.core.question(self.now)
-        if question is not None:
-            room = {one.model: Schedulable(name=one.name, now=9) for one in question.models}
-            self.act(self.core.answered(question, SchedulableAnswer(generation=1, models=room), self.now))
+    def write(self, decision: RouteDecision) -> None:
+        """The API server has it."""
+        for action in decision.slices:
+            self.services = [
+                replace(seen, ours=action.slice if isinstance(action, Apply) else None, since_ns=self.now)
+                if seen.service.ref == action.slice.service
+                else seen
+                for seen in self.services
+            ]
 
-    def pod(self, name: str, *, ready: bool) -> None:
-        self.pods[name] = copy(name, ready=ready)
-        self.cache.observe_pod(self.pods[name], self.now)
-        self.controllers_slice()
-        self.route.touch(MODEL)
+    def serve(self, ready: int) -> None:
+        self.services = [replace(seen, ready=ready) for seen in self.services]
 
-    def no_pod(self, name: str) -> None:
-        self.cache.pod_gone(self.pods.pop(name))
-        self.controllers_slice()
-        self.route.touch(MODEL)
+    def at_zero(self) -> RouteDecision:
+        """All the way, and the last copy is gone."""
+        self.reconcile(needs_proxy=True)
+        self.listen()
+        self.write(self.reconcile())
+        self.serve(0)
+        return self.reconcile(after=SECOND_NS, endpoints=())
 
-    def controllers_slice(self) -> None:
-        ready = [one for one in self.pods.values() if one["status"]["conditions"][0]["status"] == "True"]
-        body = {
-            "metadata": {
-                "name": "m-x",
-                "namespace": "a",
-                "uid": "theirs",
-                "labels": {"kubernetes.io/service-name": "m"},
+
+def applied(decision: RouteDecision) -> list[tuple[str, ...]]:
+    return [one.slice.addresses for one in decision.slices if isinstance(one, Apply)]
+
+
+def test_a_model_with_copies_costs_nothing() -> None:
+    world = World()
+    assert world.reconcile() == RouteDecision()
+    assert world.ports.get(MODEL) is None
+
+
+def test_to_zero_in_this_order() -> None:
+    world = World()
+    # Told to hold, and nothing is written before somebody listens.
+    first = world.reconcile(needs_proxy=True)
+    assert (first.mode, first.slices, first.proven) == (RouteMode.PROXY, (), False)
+    assert set(first.assignments) == {"act-0", "act-1"}
+    told = first.assignments[PodUid("act-0")]
+    assert (told.mode, told.rest_port, told.grpc_port, told.activators) == (RouteMode.PROXY, *world.pair, 2)
+    # One of them listens: it is written, and is not proven before that is seen.
+    world.listen(world.connected[0])
+    half = world.reconcile()
+    assert applied(half) == [("10.0.1.0",)]
+    assert not half.proven
+    world.write(half)
+    assert world.reconcile().proven
+    # The second joins in: not proven until it stands there.
+    world.listen(world.connected[1])
+    both = world.reconcile(after=SECOND_NS)
+    assert applied(both) == [("10.0.1.0", "10.0.1.1")]
+    world.write(both)
+    done = world.reconcile(after=SECOND_NS)
+    assert done.proven
+    assert done.slices == ()
+    assert done.proxied_since_ns is not None
+    assert not done.quiet  # nobody knows when the last request came
+
+
+def test_the_slice_names_the_services_ports_with_the_models_numbers() -> None:
+    world = World(1)
+    world.services = [
+        ObservedService(replace(SERVICE, ports=(replace(REST, app_protocol="http"), GRPC)), ready=1)
+    ]
+    world.reconcile(needs_proxy=True)
+    world.listen()
+    (action,) = world.reconcile().slices
+    assert isinstance(action, Apply)
+    assert action.slice.to_json() == {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "m-berth",
+            "namespace": "a",
+            "labels": {
+                "kubernetes.io/service-name": "m",
+                "endpointslice.kubernetes.io/managed-by": "berth-scaler",
             },
-            "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}} for _ in ready],
-        }
-        self.route.on_slice(Change(ChangeKind.SET, body))
-
-    async def second(self, **report: Any) -> None:
-        self.now += SECOND_NS
-        at = self.now // SECOND_NS
-        for name in self.pods:
-            if self.requests:
-                self.last_arrival = at
-            load = ReplicaLoad(
-                namespace="a",
-                pod_name=name,
-                pod_uid=f"uid-{name}",
-                second=at,
-                average_concurrent_requests=self.requests,
-                request_count=self.requests,
-                last_arrival=self.last_arrival and self.last_arrival + self.off_seconds,
-                timestamp=at + self.off_seconds,
-                process_uptime=100.0,
-            )
-            self.core.record_loads([load], {load.pod_uid}, self.now)
-        self.stream.report(**report)
-        self.core.close_second(self.now)
-        if at % 2 == 0:
-            self.act(self.core.step(self.now))
-        for _ in range(3):  # whatever the turns bring about is looked at in the next
-            await self.route.turn()
-            self.stream.report()
-
-    async def until(self, done: Any, *, most: int = 120, **report: Any) -> int:
-        for n in range(most):
-            if done():
-                return n
-            await self.second(**report)
-        raise AssertionError(f"not within {most} s: {self.written} {self.stream.told}")
-
-    async def asleep(self) -> None:
-        await self.until(lambda: self.replicas == 0)
-        self.no_pod("p")
-        await self.second()
-
-    def state(self) -> str:
-        """As the activator has been told; "" for nothing."""
-        told = self.stream.told.get(MODEL)
-        return "" if told is None else told.state.value
-
-
-async def test_a_model_that_nobody_asks_goes_to_zero_behind_an_activator() -> None:
-    world = World()
-    await world.second()
-    assert not world.state()
-    world.requests = 1.0
-    for _ in range(10):
-        await world.second()
-    assert (world.replicas, world.written) == (1, [])
-    world.requests = 0.0
-    await world.until(lambda: world.replicas == 0)
-    # The slice came first, and the last copy has had no request for a while by then.
-    assert world.written == ["Apply", "replicas=0"]
-    assert world.state() == "hold"
-    assert world.now // SECOND_NS - world.last_arrival >= 5
-
-
-@pytest.mark.parametrize("off_seconds", [0, 60, -60, 86_400, -86_400])
-async def test_whoever_still_sends_a_copy_requests_is_seen_by_a_clock_that_is_off(off_seconds: int) -> None:
-    """The slice stands, and a kube-proxy has not heard of it: its requests are short, and come now and then."""
-    world = World()
-    world.off_seconds, world.requests = off_seconds, 1.0
-    for _ in range(10):
-        await world.second()
-    world.requests = 0.0
-    await world.until(lambda: "Apply" in world.written)
-    for _ in range(12):
-        world.last_arrival = world.now // SECOND_NS
-        await world.second()
-    assert world.replicas == 1
-    assert 3 <= await world.until(lambda: world.replicas == 0) <= 10
-
-
-async def test_without_an_activator_that_listens_the_last_copy_stays() -> None:
-    world = World()
-    world.stream.opens = False
-    for _ in range(100):
-        await world.second()
-    assert (world.replicas, world.written) == (1, [])
-    assert world.state() == "hold"
-    world.stream.opens = True
-    await world.until(lambda: world.replicas == 0)
-
-
-async def test_the_first_request_wakes_it_and_clients_are_led_back_to_the_copy() -> None:
-    world = World()
-    await world.asleep()
-    world.written.clear()
-    # Within the step in which it is told: nobody waits for a tick.
-    world.stream.report(held=1, arrived=1, wake=True)
-    assert world.written == ["replicas=1"]
-    world.pod("q", ready=False)
-    await world.second(held=1)
-    assert [one.ready for one in world.stream.told[MODEL].endpoints] == [False]
-    assert world.state() == "hold"
-    world.pod("q", ready=True)
-    await world.second(forwarded=1)
-    assert [one.ready for one in world.stream.told[MODEL].endpoints] == [True]
-    await world.second()
-    assert world.written == ["replicas=1", "Delete"]
-    world.requests = 1.0
-    await world.until(lambda: world.state() == "forward", most=3)
-    assert await world.until(lambda: not world.state()) >= 59
-    assert (world.replicas, world.slice) == (1, None)
-
-
-async def test_whoever_asks_between_the_switch_and_the_end_keeps_the_copy() -> None:
-    world = World()
-    await world.until(lambda: world.slice is not None)
-    world.requests = 1.0
-    for _ in range(6):
-        await world.second()
-    assert (world.replicas, world.slice) == (1, None)
-    assert world.state() == "forward"
-
-
-@pytest.mark.parametrize("at", ["told", "written", "proven", "zero", "waking", "ready", "forward"])
-async def test_a_scaler_that_is_killed_at_any_step_is_followed_by_one_that_goes_on(at: str) -> None:
-    world = World()
-    down = {
-        "told": lambda: world.state() == "hold",
-        "written": lambda: world.slice is not None,
-        "proven": lambda: world.slice is not None and "replicas=0" not in world.written,
-        "zero": lambda: world.replicas == 0,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "m", "uid": "service-uid"}],
+        },
+        "addressType": "IPv4",
+        "ports": [
+            {"name": "http", "port": world.pair.rest, "protocol": "TCP", "appProtocol": "http"},
+            {"name": "grpc", "port": world.pair.grpc, "protocol": "TCP"},
+        ],
+        "endpoints": [
+            {
+                "addresses": ["10.0.1.0"],
+                "conditions": {"ready": True, "serving": True, "terminating": False},
+            }
+        ],
     }
-    if at in down:
-        await world.until(down[at])
-        world.anew()
-        await world.until(lambda: world.replicas == 0)
-        assert world.slice is not None
-        return
-    await world.until(lambda: world.replicas == 0)
-    world.no_pod("p")
-    await world.second()
-    world.stream.report(held=1, arrived=1, wake=True)
-    world.pod("q", ready=False)
-    await world.second(held=1)
-    if at == "waking":
-        world.anew()
-    world.pod("q", ready=True)
-    world.requests = 1.0
-    if at == "ready":
-        world.anew()
-    await world.until(lambda: world.slice is None, held=1)
-    if at == "forward":
-        await world.until(lambda: world.state() == "forward")
-        world.anew()
-    for _ in range(20):
-        await world.second()
-    assert (world.replicas, world.slice) == (1, None)
 
 
-async def test_the_next_scaler_keeps_the_ports_of_the_slices_that_stand() -> None:
-    """They need not be those that it would choose."""
+@pytest.mark.parametrize(
+    ("arrival", "at", "quiet"),
+    [
+        (None, 60 * SECOND_NS, False),
+        (T0 - 60 * SECOND_NS, SECOND_NS, False),
+        (T0, QUIET_NS - 1, False),
+        (T0, QUIET_NS, True),
+        (T0 + 3 * SECOND_NS, QUIET_NS, False),
+        (T0 + 3 * SECOND_NS, QUIET_NS + 3 * SECOND_NS, True),
+    ],
+)
+def test_a_model_is_quiet_when_no_copy_has_had_a_request_since_the_switch(
+    arrival: int | None, at: int, quiet: bool
+) -> None:
     world = World()
-    await world.asleep()
-    assert world.slice is not None
-    world.slice["ports"] = [{"name": "http", "port": 20042, "protocol": "TCP"}]
-    world.anew()
-    assert (world.stream.told[MODEL].rest_port, world.stream.told[MODEL].grpc_port) == (20042, 20043)
+    world.reconcile(needs_proxy=True)
+    world.listen()
+    world.write(world.reconcile())
+    assert world.reconcile().proxied_since_ns == T0
+    assert world.reconcile(after=at, last_arrival_ns=arrival).quiet is quiet
 
 
-async def test_an_api_server_that_is_away_costs_time_alone() -> None:
+def test_how_long_clients_are_waited_for() -> None:
+    assert (QUIET_NS, FORWARD_NS) == (5 * SECOND_NS, 60 * SECOND_NS)
+
+
+def test_a_slice_that_leads_nowhere_proves_nothing() -> None:
+    """What is left of one when the last activator has died."""
+    world = World(activators=1)
+    world.reconcile(needs_proxy=True)
+    world.listen()
+    world.write(world.reconcile())
+    assert world.reconcile().proven
+    world.activators.disconnect(world.connected[0], world.now, gone=True)
+    emptied = world.reconcile(after=SECOND_NS)
+    assert applied(emptied) == [()]
+    world.write(emptied)
+    assert not world.reconcile(after=SECOND_NS).proven
+
+
+def test_up_in_this_order() -> None:
     world = World()
-    world.api_answers = False
-    for _ in range(60):
-        await world.second()
-    assert (world.replicas, world.slice) == (1, None)
-    world.api_answers = True
-    await world.until(lambda: world.replicas == 0)
-    assert world.written[-2:] == ["Apply", "replicas=0"]
+    asleep = world.at_zero()
+    assert asleep.proven
+    assert asleep.mode is RouteMode.PROXY
+    # A copy is wanted and loads: requests are buffered, the slice stands, and copies are told of as they come.
+    waking = world.reconcile(after=SECOND_NS, needs_proxy=False, endpoints=(replace(POD, ready=False),))
+    assert waking.mode is RouteMode.PROXY
+    assert waking.slices == ()
+    assert not waking.proven
+    assert [one.endpoints[0].ready for one in waking.assignments.values()] == [False, False]
+    # It is ready in the controller's slice: ours goes, and only when that is seen do clients connect anew.
+    world.serve(1)
+    up = world.reconcile(endpoints=(POD,))
+    assert [type(one) for one in up.slices] == [Delete]
+    assert up.mode is RouteMode.PROXY
+    world.write(up)
+    forward = world.reconcile(after=SECOND_NS)
+    assert forward.mode is RouteMode.SERVE
+    assert forward.slices == ()
+    assert {one.mode for one in forward.assignments.values()} == {RouteMode.SERVE}
+    assert world.reconcile(after=FORWARD_NS - 1).mode is RouteMode.SERVE
+    off = world.reconcile(after=1)
+    assert (off.needs_activators, off.assignments) == (False, {})
 
 
-async def test_an_activator_that_dies_takes_nobody_along() -> None:
-    """At zero, and it was the only one: its address leaves the slice; another one's takes its place."""
+def test_while_a_model_wakes_its_slice_follows_the_activators() -> None:
     world = World()
-    await world.asleep()
-    world.board.activators.detach(world.activator, world.now, dead=True)
-    world.route.detached(world.activator)
-    await world.second()
-    assert world.slice is not None
-    assert world.slice["endpoints"] == []
-    world.attach()
-    await world.second()
-    await world.second()
-    assert len(world.slice["endpoints"]) == 1
+    world.at_zero()
+    world.activators.disconnect(world.connected[0], world.now, gone=True)
+    waking = world.reconcile(after=SECOND_NS, needs_proxy=False)
+    assert applied(waking) == [("10.0.1.1",)]
+    world.write(waking)
+    # Deleted by somebody: it is wanted to be up, so it does not come back.
+    world.services = [replace(world.services[0], ours=None)]
+    assert world.reconcile().slices == ()
 
 
-async def test_a_model_that_is_not_scaled_any_more_leaves_nothing_behind() -> None:
+def test_who_held_for_it_the_last_time_has_nothing_to_do_with_it_the_next() -> None:
     world = World()
-    await world.asleep()
-    plain = deployment(0, None)
-    plain["spec"]["template"]["metadata"]["annotations"] = {}
-    world.cache.observe_deployment(plain)
-    for _ in range(7):
-        await world.second()
-    assert (world.slice, world.state()) == (None, "")
+    world.at_zero()
+    world.serve(1)
+    world.write(world.reconcile(needs_proxy=False))
+    world.reconcile()
+    assert world.reconcile(after=FORWARD_NS).needs_activators is False
+    world.connected[0].draining = True
+    assert set(world.reconcile(needs_proxy=True).assignments) == {"act-1"}
 
 
-async def test_nobody_attaches_before_all_is_known() -> None:
+def test_it_turns_round_at_any_moment() -> None:
     world = World()
-    fresh = Route(world.cache, world.core, put=world.put, act=world.act, leader=lambda: "10.0.0.1:9093")
-    with pytest.raises(NotLeading) as refusal:
-        fresh.require_leading()
-    assert refusal.value.leader == "10.0.0.1:9093"
-    world.route.require_leading()
+    world.reconcile(needs_proxy=True)
+    assert world.reconcile(needs_proxy=False).mode is RouteMode.SERVE  # nothing was written
+    assert world.reconcile(needs_proxy=True).mode is RouteMode.PROXY
+    world.listen()
+    late = world.reconcile()
+    assert world.reconcile(needs_proxy=False).mode is RouteMode.SERVE
+    world.write(late)  # the write that was under way
+    back = world.reconcile()
+    assert [type(one) for one in back.slices] == [Delete]
+    assert back.mode is RouteMode.PROXY
+    again = world.reconcile(needs_proxy=True)
+    assert again.slices == ()
+    assert again.proven
 
 
-async def test_a_model_that_breaks_a_look_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_are_away_for_a_moment_are_waited_for() -> None:
+    """Nobody wanted it to sleep: its copies have failed."""
     world = World()
-    real, broken = world.core.asked, ModelKey("a", "broken")
-
-    def asked(model: ModelKey, now_ns: int) -> Any:
-        if model == broken:
-            raise RuntimeError("nobody has thought of this")
-        return real(model, now_ns)
-
-    monkeypatch.setattr(world.core, "asked", asked)
-    other = deployment(1, None)
-    other["metadata"] |= {"name": "broken", "uid": "dep-2"}
-    other["spec"]["template"]["metadata"]["labels"] = {"app": "broken"}
-    world.cache.observe_deployment(other)
-    world.route.touch(broken)
-    await world.until(lambda: world.replicas == 0)
+    world.serve(0)
+    world.reconcile(needs_proxy=True)
+    world.listen()
+    assert applied(world.reconcile()) == [("10.0.1.0", "10.0.1.1")]
 
 
-def looks_of(world: World) -> list[tuple[Any, ...]]:
-    """From now on: each is one at a model."""
-    looks, real = list[tuple[Any, ...]](), world.board.look
-
-    def look(*args: Any) -> Any:
-        looks.append(args)
-        return real(*args)
-
-    world.board.look = look  # type: ignore[assignment, method-assign]
-    return looks
-
-
-async def test_a_thousand_that_sleep_cost_little() -> None:
-    """One that is left in peace is looked at every ten seconds."""
+def test_a_slice_that_somebody_else_has_changed_is_mended_and_proves_nothing() -> None:
     world = World()
-    await world.asleep()
-    looks = looks_of(world)
-    for _ in range(40):
-        await world.second()
-    assert len(looks) <= 12
-    assert replace(world.stream.told[MODEL], version=0).state is HoldState.HOLD
+    world.at_zero()
+    (seen,) = world.services
+    assert seen.ours is not None
+    for harm in (
+        replace(seen.ours, addresses=("10.9.9.9",)),
+        replace(seen.ours, addresses=(*seen.ours.addresses, "10.9.9.9")),
+        replace(seen.ours, ports=()),
+        replace(seen.ours, service_uid="another"),
+    ):
+        world.services = [replace(seen, ours=harm)]
+        decision = world.reconcile()
+        assert applied(decision) == [("10.0.1.0", "10.0.1.1")]
+        assert not decision.proven
 
 
-async def test_a_model_with_copies_is_not_looked_at_again_and_again() -> None:
+def test_a_slice_that_is_deleted_comes_back() -> None:
     world = World()
-    world.requests = 1.0
-    await world.second()
-    looks = looks_of(world)
-    for _ in range(20):
-        await world.second()
-    assert len(looks) <= 1
+    world.at_zero()
+    world.services = [replace(world.services[0], ours=None)]
+    decision = world.reconcile()
+    assert applied(decision) == [("10.0.1.0", "10.0.1.1")]
+    assert decision.proxied_since_ns is None
+    world.write(decision)
+    assert world.reconcile(after=SECOND_NS).proxied_since_ns == world.now  # kube-proxies hear of it only now
 
 
-async def test_a_deputy_that_takes_over_waits_for_those_that_another_had_attached() -> None:
+def test_without_a_service_or_with_one_that_is_two_models_it_does_not_go_to_zero() -> None:
     world = World()
-    await world.asleep()
-    world.anew(deputy_seconds=60, attaches=False)
-    for _ in range(28):
-        await world.second()
-    assert world.slice is not None
-    assert len(world.slice["endpoints"]) == 1
-    for _ in range(6):
-        await world.second()
-    assert world.slice["endpoints"] == []
+    world.services = []
+    none = world.reconcile(needs_proxy=True)
+    assert (none.needs_activators, none.trouble, none.proven) == (False, NO_SERVICE, False)
+    world.services = [ObservedService(SERVICE, ready=1, shared_with=OTHER)]
+    shared = world.reconcile(needs_proxy=True)
+    assert shared.trouble == "Service m leads to a/other as well"
+    assert not shared.proven
+    assert not shared.assignments
+    assert not shared.slices
 
 
-async def test_an_activator_that_does_not_come_back_is_out_of_the_slices_soon() -> None:
+def test_a_model_asleep_whose_service_gets_a_second_model_can_still_be_woken() -> None:
     world = World()
-    await world.asleep()
-    world.board.activators.detach(world.activator, world.now)
-    gone: list[str] = []
-
-    def activator_gone(activator: str) -> None:
-        gone.append(activator)
-
-    world.core.activator_gone = activator_gone  # type: ignore[method-assign]
-    world.route.detached(world.activator)
-    assert gone == ["act"]
-    for _ in range(9):
-        await world.second()
-    assert world.slice is not None
-    assert len(world.slice["endpoints"]) == 1
-    seconds = await world.until(lambda: world.slice is None or not world.slice["endpoints"], most=10)
-    assert seconds <= 7
+    world.at_zero()
+    world.services = [replace(world.services[0], shared_with=OTHER)]
+    decision = world.reconcile()
+    assert decision.mode is RouteMode.PROXY
+    assert decision.slices == ()
+    assert decision.assignments
+    assert decision.trouble
+    assert not decision.proven
 
 
-async def test_who_leads_no_more_sends_everybody_on() -> None:
+def test_when_all_ports_are_taken_it_stays_up() -> None:
+    ports = PortAllocator(range(20000, 20002))
+    ports.allocate(OTHER)
+    decision = World(ports=ports).reconcile(needs_proxy=True)
+    assert (decision.trouble, decision.needs_activators, decision.proven) == (NO_PORTS, False, False)
+
+
+def test_a_slice_whose_ports_cannot_be_had_is_ended() -> None:
+    """It leads clients to another model's ports, or to none."""
+    ports = PortAllocator(range(20000, 20002))
+    taken = ports.allocate(OTHER)
+    assert taken is not None
+    world = World(ports=ports)
+    world.services = [ObservedService(SERVICE, ready=0, ours=desired_slice(SERVICE, taken, ["10.0.1.0"]))]
+    world.adopt()
+    decision = world.reconcile(needs_proxy=True)
+    assert [type(one) for one in decision.slices] == [Delete]
+    assert (decision.trouble, decision.needs_activators, decision.assignments) == (NO_PORTS, False, {})
+
+
+def test_two_services_are_led_each_by_its_own_slice() -> None:
+    world = World(1)
+    second = Service(ServiceRef("a", "m-2"), "uid-2", (REST,))
+    world.services = [ObservedService(SERVICE, ready=1), ObservedService(second, ready=1)]
+    world.reconcile(needs_proxy=True)
+    world.listen()
+    both = world.reconcile()
+    assert [one.slice.name for one in both.slices] == ["m-berth", "m-2-berth"]
+    world.write(replace(both, slices=both.slices[:1]))
+    assert not world.reconcile().proven
+    world.write(both)
+    assert world.reconcile().proven
+    # Up again: the one whose controller is late keeps its slice, and the activators hold on.
+    world.services = [replace(world.services[0], ready=1), replace(world.services[1], ready=0)]
+    decision = world.reconcile(needs_proxy=False)
+    assert [(type(one), one.slice.name) for one in decision.slices] == [(Delete, "m-berth")]
+    world.write(decision)
+    assert world.reconcile().mode is RouteMode.PROXY
+
+
+# Activators come and go.
+
+
+def test_without_activators_nothing_is_written_and_nobody_sleeps() -> None:
+    decision = World(0).reconcile(needs_proxy=True)
+    assert (decision.slices, decision.proven, decision.trouble) == ((), False, NO_ACTIVATOR)
+
+
+def test_one_that_dies_leaves_the_slice_and_one_whose_stream_breaks_stays_for_a_while() -> None:
     world = World()
-    world.route.end()
-    assert world.stream.said == ["end"]
-    with pytest.raises(NotLeading):
-        world.route.require_leading()
+    world.at_zero()
+    world.activators.disconnect(world.connected[0], world.now)
+    still = world.reconcile(after=LINGER_NS - 1)
+    assert still.proven
+    assert still.slices == ()
+    world.activators.disconnect(world.connected[1], world.now, gone=True)
+    assert applied(world.reconcile()) == [("10.0.1.0",)]
+    world.now += 1
+    world.activators.expire(world.now)
+    decision = world.reconcile()
+    assert applied(decision) == [()]
+    assert not decision.proven
+    assert decision.trouble == NO_ACTIVATOR
 
 
-async def test_whose_an_address_is_reaches_the_activators() -> None:
+def test_one_that_leaves_is_taken_out_first_and_passes_on_what_still_comes() -> None:
     world = World()
-    pod = copy("client", ready=True)
-    world.route.on_client(Change(ChangeKind.SET, pod))
-    assert (world.route.sources.whose("10.0.0.9"), world.stream.said) == ("a", ["sources"])
-    world.route.on_client(Change(ChangeKind.GONE, pod))
-    assert (world.route.sources.whose("10.0.0.9"), world.stream.said) == ("", ["sources"] * 2)
+    world.at_zero()
+    world.connected[0].draining = True
+    decision = world.reconcile()
+    assert applied(decision) == [("10.0.1.1",)]
+    states = {uid: one.mode for uid, one in decision.assignments.items()}
+    assert states == {"act-0": RouteMode.SERVE, "act-1": RouteMode.PROXY}
+    assert decision.assignments[PodUid("act-1")].activators == 1
+    assert set(world.reconcile(after=FORWARD_NS).assignments) == {"act-1"}
 
 
-async def test_why_a_model_cannot_sleep_is_known_for_as_long_as_it_is_so() -> None:
+def test_the_last_ones_that_leave_pass_on_with_all_slots() -> None:
     world = World()
-    world.route.on_service(Change(ChangeKind.GONE, SERVICE))
-    await world.until(lambda: world.route.troubles)
-    assert world.route.troubles == {MODEL: NO_SERVICE}
-    assert (world.replicas, world.written) == (1, [])
-    world.route.on_service(Change(ChangeKind.SET, SERVICE))
-    await world.until(lambda: world.replicas == 0)
-    assert world.route.troubles == {}
+    world.at_zero()
+    for one in world.connected:
+        one.draining = True
+    told = world.reconcile().assignments.values()
+    assert [(one.mode, one.activators) for one in told] == [(RouteMode.SERVE, 1)] * 2
 
 
-async def test_whom_no_port_was_left_for_sleeps_once_one_is_free() -> None:
+def test_one_that_closes_its_ports_proves_nothing_any_more() -> None:
     world = World()
-    others = [ModelKey("z", str(port)) for port in ACTIVATOR_PORTS[::2]]
-    for other in others:
-        world.board._ports.adopt(other, int(other.name))
-    await world.until(lambda: world.route.troubles)
-    assert world.route.troubles == {MODEL: NO_PORTS}
-    for other in others:
-        world.board._ports.gone(other, world.now)
-    await world.until(lambda: world.replicas == 0, most=400)
+    world.at_zero()
+    world.activators.set_open(world.connected[0], MODEL, PortPair(0, 0))
+    decision = world.reconcile()
+    assert applied(decision) == [("10.0.1.1",)]
+    assert not decision.proven
 
 
-async def test_others_hear_of_what_is_held() -> None:
+def test_half_a_pair_of_ports_is_none() -> None:
+    world = World(1)
+    world.reconcile(needs_proxy=True)
+    world.activators.set_open(world.connected[0], MODEL, PortPair(world.pair.rest, 0))
+    assert world.reconcile().slices == ()
+
+
+def test_a_scaler_that_starts_leaves_standing_what_it_finds_until_it_knows() -> None:
+    before = World()
+    before.at_zero()
+    world = World(0)
+    world.activators = Activators(began_ns=T0)
+    world.services = before.services
+    world.adopt()
+    assert world.pair == before.pair
+    first = world.reconcile(needs_proxy=True, endpoints=())
+    assert first.slices == ()
+    assert not first.proven
+    # One of the two comes back.
+    one = world.connect(0)
+    assert world.reconcile().slices == ()
+    world.listen(one)
+    assert world.reconcile().slices == ()
+    assert not world.reconcile().proven
+    world.listen(world.connect(1))
+    # Since it was written by another: the grace period does not begin again.
+    back = world.reconcile(after=SECOND_NS)
+    assert back.proven
+    assert back.proxied_since_ns == T0
+    # Had it not come, it would have been taken out.
+    world.activators = Activators(began_ns=T0)
+    one = world.connect(0)
+    world.listen(one)
+    assert applied(world.reconcile(after=RETURN_NS)) == [("10.0.1.0",)]
+
+
+def test_a_slice_that_was_written_in_the_future_is_of_now() -> None:
+    """By an API server whose clock is ahead."""
+    before = World()
+    before.at_zero()
     world = World()
-    await world.asleep()
-    heard: list[ModelKey] = []
-    world.route.held = heard.append
-    world.stream.report(held=1, arrived=1, wake=True)
-    assert heard == [MODEL]
+    (seen,) = before.services
+    world.services = [replace(seen, since_ns=T0 + 3600 * SECOND_NS)]
+    world.adopt()
+    world.reconcile(needs_proxy=True)
+    world.listen()
+    assert world.reconcile(after=SECOND_NS).proxied_since_ns == world.now
 
 
-async def test_a_leader_that_leads_again_waits_for_its_activators_and_writes_nothing_meanwhile() -> None:
-    """Without its Lease it sends them away; for however long, the way of what sleeps stands."""
+def test_a_scaler_that_starts_ends_what_another_has_begun() -> None:
+    """The model has a copy, and its slice stands still."""
     world = World()
-    await world.asleep()
-    before = world.slice
-    assert before is not None
-    world.written.clear()
-    world.route.end()
-    world.board.activators.detach(world.activator, world.now)
-    world.route.detached(world.activator)
-    world.core.pause()
-    for _ in range(120):
-        world.now += SECOND_NS
-        world.core.close_second(world.now)
-        world.core.step(world.now)
-        world.route.touch(MODEL)
-        await world.route.turn()
-    assert world.written == []
-    world.core.resume(world.now)
-    world.act(world.core.step(world.now))
-    world.route.resume(world.now)
-    await world.route.turn()
-    for _ in range(5):
-        world.now += SECOND_NS
-        await world.route.turn()
-    assert world.written == []  # they are on their way
-    world.attach()
-    await world.second()
-    assert world.slice is not None
-    assert world.slice["ports"] == before["ports"]
-    assert world.slice["endpoints"] == before["endpoints"]
-    assert "Delete" not in world.written
-    world.stream.report(held=1, arrived=1, wake=True)
-    assert world.replicas == 1
+    world.services = [
+        ObservedService(SERVICE, ready=1, ours=desired_slice(SERVICE, PortPair(20000, 20001), ["10.0.1.0"]))
+    ]
+    world.adopt()
+    decision = world.reconcile()
+    assert [type(one) for one in decision.slices] == [Delete]
+    assert decision.mode is RouteMode.PROXY
+    assert len(decision.assignments) == 2
+    world.write(decision)
+    assert world.reconcile().mode is RouteMode.SERVE
+
+
+def test_ports_of_a_slice_that_are_another_models_are_written_anew() -> None:
+    ports = PortAllocator()
+    taken = ports.allocate(OTHER)
+    assert taken is not None
+    world = World(1, ports=ports)
+    world.services = [ObservedService(SERVICE, ready=0, ours=desired_slice(SERVICE, taken, ["10.0.1.0"]))]
+    world.adopt()
+    world.reconcile(needs_proxy=True)
+    assert world.pair != taken
+    world.listen()
+    (action,) = world.reconcile().slices
+    assert isinstance(action.slice, BerthSlice)
+    assert action.slice.ports[0].number == world.pair.rest
+
+
+def test_few_of_many_hold_for_a_model_and_mostly_the_same_ones() -> None:
+    activators = Activators(began_ns=T0)
+    all_of_them = [activators.connect(PodUid(f"u{n}"), f"n{n}", f"10.0.1.{n}", None) for n in range(20)]
+    models = [ModelKey("a", f"m{n}") for n in range(100)]
+    before = {model: {one.uid for one in activators.chosen(model)} for model in models}
+    assert all(len(chosen) == 8 for chosen in before.values())
+    load = [sum(one.uid in chosen for chosen in before.values()) for one in all_of_them]
+    assert min(load) > 15
+    assert max(load) < 70
+    activators.disconnect(all_of_them[3], T0, gone=True)
+    after = {model: {one.uid for one in activators.chosen(model)} for model in models}
+    for model in models:
+        assert before[model] - after[model] == before[model] & {"u3"}
+
+
+def test_a_namespace_with_its_own_activators_is_held_for_by_these_alone() -> None:
+    activators = Activators(began_ns=T0)
+    activators.connect(PodUid("shared"), "s", "10.0.1.1", None)
+    own = activators.connect(PodUid("own"), "o", "10.0.1.2", "a")
+    assert [one.uid for one in activators.chosen(MODEL)] == ["own"]
+    assert [one.uid for one in activators.chosen(ModelKey("b", "m"))] == ["shared"]
+    own.draining = True
+    assert [one.uid for one in activators.chosen(MODEL)] == ["shared"]
+
+
+def test_a_stream_that_comes_back_before_the_old_one_has_ended_stays() -> None:
+    activators = Activators(began_ns=T0)
+    old = activators.connect(PodUid("u"), "n", "10.0.1.1", None)
+    activators.set_open(old, MODEL, PortPair(20000, 20001))
+    new = activators.connect(PodUid("u"), "n", "10.0.1.1", None)
+    activators.disconnect(old, T0, gone=True)
+    assert len(activators) == 1
+    assert list(activators) == [new]
+    assert activators.listening([new], MODEL, PortPair(20000, 20001)) == {"10.0.1.1"}
+    # At another address nothing of it is open.
+    moved = activators.connect(PodUid("u"), "n", "10.0.1.2", None)
+    assert not moved.open
+
+
+def test_what_an_activator_opens_is_news_once() -> None:
+    world = World(1)
+    (one,) = world.connected
+    pair = PortPair(20000, 20001)
+    said = [pair, pair, PortPair(20002, 20003), PortPair(0, 0), PortPair(0, 0)]
+    assert [world.activators.set_open(one, MODEL, ports) for ports in said] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_which_addresses_of_a_slice_may_still_come_back() -> None:
+    activators = Activators(began_ns=T0)
+    address = "10.0.1.1"
+    assert activators.may_reconnect(address, T0 + RETURN_NS - 1)
+    assert not activators.may_reconnect(address, T0 + RETURN_NS)
+    one = activators.connect(PodUid("u"), "n", address, None)
+    assert activators.may_reconnect(address, T0)  # it has not told yet what it has open
+    one.has_reported = True
+    assert not activators.may_reconnect(address, T0)
+    activators.disconnect(one, T0, gone=True)
+    assert not activators.may_reconnect(address, T0)
+    activators.connect(PodUid("v"), "n", address, None)  # another pod at its address
+    assert activators.may_reconnect(address, T0)
+
+
+def test_one_that_this_scaler_has_known_and_lost_is_not_waited_for_again() -> None:
+    activators = Activators(began_ns=T0)
+    one = activators.connect(PodUid("u"), "n", "10.0.1.1", None)
+    one.has_reported = True
+    activators.disconnect(one, T0)
+    activators.expire(T0 + LINGER_NS)
+    assert not activators.may_reconnect("10.0.1.1", T0 + LINGER_NS)
+
+
+def test_who_died_is_not_remembered_for_ever() -> None:
+    activators = Activators(began_ns=T0)
+    for n in range(9):
+        activators.disconnect(activators.connect(PodUid(f"u{n}"), "n", f"10.0.1.{n}", None), T0, gone=True)
+    activators.lead(T0 + SECOND_NS)
+    activators.expire(T0 + RETURN_NS - 1)
+    assert not activators.may_reconnect("10.0.1.1", T0 + RETURN_NS - 1)
+    activators.expire(T0 + RETURN_NS)
+    assert activators.may_reconnect("10.0.1.1", T0 + RETURN_NS)
+
+
+def test_the_order_in_which_activators_are_named_is_no_change() -> None:
+    names = [f"10.0.1.{n}" for n in range(9)]
+    pair = PortPair(20000, 20001)
+    assert desired_slice(SERVICE, pair, names) == desired_slice(SERVICE, pair, reversed(names))

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.contract.scaling import ModelKey, Report, Scaled, SchedulableAnswer
+from berth.contract.activation import Report
+from berth.contract.scaling import ModelKey, Scaled, SchedulableAnswer
 from berth.contract.text import one_line
 from scaler.core import reconcile
 from scaler.core.actions import Event, RouteChanged, WriteScale, WriteStatus
@@ -45,13 +46,13 @@ def report(about: FakeModel, **fields: Any) -> Report:
     usual = Report(
         version=1,
         model=about.key,
-        held=1,
-        average_held=0.0,
+        buffered=1,
+        average_buffered=0.0,
         arrived=1.0,
         forwarded=0.0,
-        held_bytes=10,
+        buffered_bytes=10,
         oldest_seconds=0.0,
-        wake=True,
+        cold_start=True,
         rest_port=20000,
         grpc_port=20001,
     )
@@ -97,7 +98,9 @@ def test_a_forwarded_request_that_no_replica_has_counted_yet_is_shown_as_none() 
     cluster = Cluster()
     model = asleep(cluster)
     cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
-    cluster.do(cluster.scaler.report("act", report(model, held=0, arrived=0.0, forwarded=9.0), cluster.ns))
+    cluster.do(
+        cluster.scaler.report("act", report(model, buffered=0, arrived=0.0, forwarded=9.0), cluster.ns)
+    )
     cluster.second()
     _, requests = cluster.scaler._autoscalers[model.key]._decider.averages(cluster.ns)
     assert requests is not None
@@ -318,7 +321,9 @@ def test_a_second_request_decides_nothing_before_the_next_step() -> None:
     model = asleep(cluster)
     cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
     before = cluster.scaler.view(model.key)
-    cluster.do(cluster.scaler.report("act", report(model, held=9, average_held=9.0, arrived=8.0), cluster.ns))
+    cluster.do(
+        cluster.scaler.report("act", report(model, buffered=9, average_buffered=9.0, arrived=8.0), cluster.ns)
+    )
     after = cluster.scaler.view(model.key)
     assert before is not None
     assert after is not None
@@ -330,7 +335,7 @@ def test_a_second_request_decides_nothing_before_the_next_step() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"average_held": float("nan")},
+        {"average_buffered": float("nan")},
         {"arrived": -1.0},
         {"forwarded": float("inf")},
         {"served_ago": float("nan")},
@@ -359,12 +364,12 @@ def test_a_cold_start_ends_when_a_replica_has_served_and_not_when_that_is_report
     cluster = Cluster()
     model = asleep(cluster, load_seconds=5)
     began_ns = cluster.ns
-    cluster.scaler.report("act", report(model, held=1, wake=True), began_ns)
+    cluster.scaler.report("act", report(model, buffered=1, cold_start=True), began_ns)
     cold_starts = cluster.scaler._autoscalers[model.key]._cold_starts
     cold_starts.requested(began_ns)
     cold_starts._reach(2, began_ns + SECOND)
     cold_starts._reach(3, began_ns + 6 * SECOND)
-    told = report(model, held=0, forwarded=1.0, served_ago=served_ago)
+    told = report(model, buffered=0, forwarded=1.0, served_ago=served_ago)
     cluster.scaler.report("act", told, began_ns + 13 * SECOND // 2)
     (wake,) = cluster.view(model).cold_starts
     assert dict(wake.phases) == found
@@ -454,7 +459,7 @@ def test_a_successor_whose_predecessor_was_not_seen_to_go_is_another() -> None:
     model = loaded(cluster, 3)
     model.uid, model.scaled = "another", None
     cluster.change(model)
-    cluster.do(cluster.scaler.report("act", report(model, held=0), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model, buffered=0), cluster.ns))
     assert cluster.view(model).since_ns == cluster.ns
     assert cluster.view(model).decisions == ()
 
@@ -511,7 +516,7 @@ def route_is_unknown(cluster: Cluster, model: FakeModel) -> None:
 
 def request_waits(cluster: Cluster, model: FakeModel) -> None:
     """For a slot of it, so that no replica has to be started."""
-    cluster.scaler.report("act", report(model, wake=False), cluster.ns)
+    cluster.scaler.report("act", report(model, cold_start=False), cluster.ns)
 
 
 def stream_opens(cluster: Cluster, _: FakeModel) -> None:
@@ -619,7 +624,7 @@ def test_a_retained_replica_serves_at_once() -> None:
     cluster.run(4)
     asked = cluster.scaler.asked(model.key, cluster.ns)
     assert asked is not None
-    assert not asked.away
+    assert not asked.needs_proxy
     assert set(model.written) <= {1}
 
 

@@ -10,8 +10,8 @@ import pytest
 from berth.contract.keys import Keys
 from berth.contract.scaling import ModelKey, Scaled
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
+from scaler.activation.route import Apply, Delete
 from scaler.activation.slices import BerthSlice, ServiceRef, SlicePort
-from scaler.activation.switch import Apply, Delete
 from scaler.core.pods import DELETION_COST
 from scaler.writer import WRITES_AT_ONCE, DeploymentWrite, Writer
 from tests.fakes import leaping
