@@ -1,4 +1,4 @@
-"""A node's gateway as a door sees it: it takes connections with a good ticket, and notes what comes."""
+"""A node's gateway as a sidecar sees it: it takes connections with a good ticket, and notes what comes."""
 
 import asyncio
 import contextlib

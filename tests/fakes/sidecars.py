@@ -1,4 +1,4 @@
-"""A pod's door in front of the gateway, as small as can be: a port whose connections begin with a preamble."""
+"""A pod's sidecar in front of the gateway, as small as can be: a port whose connections begin with a preamble."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def connect(
 
 
 @asynccontextmanager
-async def door(port: int, ticket: bytes, kind: Kind) -> AsyncIterator[str]:
+async def sidecar(port: int, ticket: bytes, kind: Kind) -> AsyncIterator[str]:
     """HOST:PORT whose clients are the gateway's, under a ticket."""
     tasks: set[asyncio.Task[None]] = set()
 

@@ -24,7 +24,7 @@ from localcluster.addresses import free_port
 from localcluster.processes import end, spawn, tail
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_node import Node
-from tests.fakes.sidecars import Refused, connect, door
+from tests.fakes.sidecars import Refused, connect, sidecar
 from tests.loopback.agent.served import CONFIG, Served, serving
 
 SECRET = b"of this node"
@@ -106,7 +106,7 @@ class Place:
 
     async def asked(self, uid: str) -> tuple[int, dict[str, Any]] | None:
         """None where the gateway is away, or does not know the ticket."""
-        async with door(self.port, ticket_of(SECRET, uid), Kind.REST) as address:
+        async with sidecar(self.port, ticket_of(SECRET, uid), Kind.REST) as address:
             with suppress(aiohttp.ClientError, OSError):
                 async with aiohttp.ClientSession() as session:
                     url = f"http://{address}/v2/models/net/infer"

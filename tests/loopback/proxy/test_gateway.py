@@ -39,7 +39,7 @@ from proxy.gateway.config import GatewayOptions
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.eventually import until
-from tests.fakes.sidecars import Refused, connect, door, reports
+from tests.fakes.sidecars import Refused, connect, reports, sidecar
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,7 +67,7 @@ output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
 
 @dataclass
 class Place:
-    """A gateway, its agent, and a door of each kind for each copy."""
+    """A gateway, its agent, and a sidecar of each kind for each copy."""
 
     gateway: Gateway
     agent: Agent
@@ -139,8 +139,8 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
             port = gateway.port
             running = Place(gateway, agent, port, {}, {}, here, keys, process, directory, start)
             for copy in (ONE, TWO, SLOW, GONE):
-                for kind, doors in ((Kind.REST, running.rest), (Kind.GRPC, running.grpc)):
-                    doors[copy.pod_uid] = await stack.enter_async_context(door(port, copy.ticket, kind))
+                for kind, sidecars in ((Kind.REST, running.rest), (Kind.GRPC, running.grpc)):
+                    sidecars[copy.pod_uid] = await stack.enter_async_context(sidecar(port, copy.ticket, kind))
             await running.known(ONE, TWO, SLOW)
             for copy in (ONE, TWO, SLOW):
                 await ready(running, copy)

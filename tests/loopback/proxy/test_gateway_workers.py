@@ -76,13 +76,13 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
 
             async def is_ready() -> bool:
                 try:
-                    async with reports(one.port, own.ticket) as door:
-                        return (await door.next())["notReady"] is None
+                    async with reports(one.port, own.ticket) as sidecar:
+                        return (await sidecar.next())["notReady"] is None
                 except Refused:
                     return False
 
             await until(is_ready)
-            # Later than the copy, as when its door tells what it may have.
+            # Later than the copy, as when its sidecar tells what it may have.
             agent.tell(
                 [copy_of("a", limits=ReplicaLimits(container_concurrency=3, queue_depth=100)), copy_of("b")]
             )
@@ -98,9 +98,9 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
 
             await until(all_are_there)
             assert there.most == 3
-            async with reports(one.port, own.ticket) as door:
+            async with reports(one.port, own.ticket) as sidecar:
                 for _ in range(3):
-                    figures = (await door.next())["figures"]
+                    figures = (await sidecar.next())["figures"]
             assert (figures["running"], figures["waiting"]) == (3, 21)
             agent.drain("a", 60)
             await asyncio.sleep(0.2)

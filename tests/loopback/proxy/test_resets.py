@@ -1,4 +1,4 @@
-"""An end that was broken off is passed on as one (data-plane D4): through the door, and through what it shares."""
+"""An end that was broken off is passed on as one (data-plane D4): through the sidecar, and through what it shares."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tests.fakes.gateway import gateway
 from tests.fakes.triton_rest import BODY, fake_triton
 from tests.fakes.uv import on_uvloop
 from tests.loopback.proxy.test_sidecar_and_gateway import gateway_of
-from tests.loopback.proxy.test_sidecar_port import Sidecar, door
+from tests.loopback.proxy.test_sidecar_port import Sidecar, sidecar
 
 LINGER = struct.pack("ii", 1, 0)
 JSON = json.dumps(BODY).encode()
@@ -55,7 +55,7 @@ class Ends:
 @on_uvloop
 async def test_a_client_that_is_reset_is_reset_at_the_gateway(answer: bytes) -> None:
     ends = Ends(answer)
-    async with gateway(ends.serve) as target, door(target) as one:
+    async with gateway(ends.serve) as target, sidecar(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
         await asyncio.wait_for(ends.reached.wait(), 30)
@@ -69,7 +69,7 @@ async def test_a_client_that_is_reset_is_reset_at_the_gateway(answer: bytes) -> 
 @on_uvloop
 async def test_a_client_that_has_said_all_is_none_that_was_broken_off() -> None:
     ends = Ends(b"answer")
-    async with gateway(ends.serve) as target, door(target) as one:
+    async with gateway(ends.serve) as target, sidecar(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
         await asyncio.wait_for(ends.reached.wait(), 30)
@@ -80,9 +80,9 @@ async def test_a_client_that_has_said_all_is_none_that_was_broken_off() -> None:
 
 
 @on_uvloop
-async def test_a_door_that_ends_breaks_off_what_waits_at_the_gateway() -> None:
+async def test_a_sidecar_that_ends_breaks_off_what_waits_at_the_gateway() -> None:
     ends = Ends()
-    async with gateway(ends.serve) as target, door(target) as one:
+    async with gateway(ends.serve) as target, sidecar(target) as one:
         _, writer = await one.client()
         writer.write(b"x")
         await asyncio.wait_for(ends.reached.wait(), 30)
@@ -104,7 +104,7 @@ async def test_a_client_that_goes_before_the_gateway_has_taken_it_is_reset_there
 
     async with gateway() as target:
         slow = await asyncio.start_server(take, "127.0.0.1", 0)
-        async with slow, door(target) as one:
+        async with slow, sidecar(target) as one:
             access = one.way.access
             assert access is not None
             port = slow.sockets[0].getsockname()[1]
@@ -152,7 +152,7 @@ async def test_an_answer_that_was_broken_off_is_at_the_client_too(size: int) -> 
         break_off(writer)
         gone.set()
 
-    async with gateway(answer) as target, door(target) as one:
+    async with gateway(answer) as target, sidecar(target) as one:
         assert await taken_by(one, after=gone) == (size, "reset")
         await until(lambda: len(one.port) == 0)
 
@@ -169,7 +169,7 @@ async def test_a_client_that_does_not_take_what_was_broken_off_is_ended(
         await until(lambda: splice.unsent_bytes(writer.transport) == 0)
         break_off(writer)
 
-    async with gateway(answer) as target, door(target) as one:
+    async with gateway(answer) as target, sidecar(target) as one:
         await one.slow_client()
         await until(lambda: len(one.port) == 1)
         await until(lambda: len(one.port) == 0)
@@ -177,12 +177,12 @@ async def test_a_client_that_does_not_take_what_was_broken_off_is_ended(
 
 
 async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
-    """Through a door and the real gateway: the place in the queue is free at once, and Triton hears of none of them."""
+    """Through a sidecar and the real gateway: the place in the queue is free at once, and Triton hears of none of them."""
     copy = copy_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
     async with fake_triton() as upstream, gateway_of(tmp_path, upstream.endpoint) as (real, control):
         control.tell([copy])
         target: Any = type("Target", (), {"endpoint": Endpoint("127.0.0.1", real.port)})
-        async with door(target) as one:
+        async with sidecar(target) as one:
             access = one.way.access
             assert access is not None
             one.way.access = type(access)(access.endpoint, copy.ticket)

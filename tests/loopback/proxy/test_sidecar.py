@@ -114,20 +114,20 @@ async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterato
             stdout=output,
             stderr=output,
         )
-    door = Sidecar(process, ports, log)
+    sidecar = Sidecar(process, ports, log)
     try:
-        await until(lambda: listens(door), 60)
-        yield door
+        await until(lambda: listens(sidecar), 60)
+        yield sidecar
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
-async def listens(door: Sidecar) -> bool:
-    assert door.process.returncode is None, door.log.read_text()
+async def listens(sidecar: Sidecar) -> bool:
+    assert sidecar.process.returncode is None, sidecar.log.read_text()
     with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection("127.0.0.1", door.grpc)
+        _, writer = await asyncio.open_connection("127.0.0.1", sidecar.grpc)
         writer.close()
         return True
     return False
@@ -135,7 +135,7 @@ async def listens(door: Sidecar) -> bool:
 
 async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says(tmp_path: Path) -> None:
     flags = ("--container-concurrency", "3", "--queue-depth", "0", "--max-request-bytes", "1Mi")
-    async with agent() as (told, port), gateway() as target, running(tmp_path, port, *flags) as door:
+    async with agent() as (told, port), gateway() as target, running(tmp_path, port, *flags) as sidecar:
         await until(lambda: told.asked)
         request, token = told.asked[0], told.tokens[0]
         assert (request.model_name, token) == ("m", "Bearer secret")
@@ -147,71 +147,71 @@ async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says
         )
         assert (limits.request_timeout_seconds, limits.max_request_bytes) == (300.0, 1024**2)
         assert limits.max_json_bytes == 16 * 1024**2
-        assert "has not named the node's gateway yet" in await door.why_not()
+        assert "has not named the node's gateway yet" in await sidecar.why_not()
         target.not_ready = "Triton does not serve m"
         told.tell(target)
         await until(lambda: Kind.REPORT in target.heard)
-        await until(lambda: says(door, "Triton does not serve m"))
+        await until(lambda: says(sidecar, "Triton does not serve m"))
         target.not_ready = None
         target.figures.rest.answered("200", 0.003)
         target.figures.average_concurrency, target.figures.requests_per_second = 2.5, 7.0
         target.tell()
-        await until(door.is_ready)
-        text = (await door.get("/metrics"))[1].decode()
+        await until(sidecar.is_ready)
+        text = (await sidecar.get("/metrics"))[1].decode()
         assert 'berth_proxy_requests_total{code="200",protocol="rest"} 1.0' in text
         assert "berth_proxy_model_ready 1.0" in text
-        stat = json.loads((await door.get("/stat"))[1])
+        stat = json.loads((await sidecar.get("/stat"))[1])
         assert (stat["averageConcurrentRequests"], stat["requestCount"]) == (2.5, 7.0)
-        packed = (await door.get("/stat", Accept="application/protobuf"))[1]
+        packed = (await sidecar.get("/stat", Accept="application/protobuf"))[1]
         assert packed.startswith(bytes([0x0A, len(stat["podName"])]) + stat["podName"].encode())
         (tmp_path / "token").write_text("renewed")
         told.status.state, told.status.reason = pb.MODEL_STATE_FAILED, "GPU 0: XID 79"
         told.tell(target)
-        await until(lambda: says(door, "GPU 0: XID 79"))
+        await until(lambda: says(sidecar, "GPU 0: XID 79"))
         told.status.state = pb.MODEL_STATE_READY
         told.tell(target)
-        await until(door.is_ready)
+        await until(sidecar.is_ready)
         target.is_silent = True
-        await until(lambda: says(door, "no gateway: it has said nothing for 3 s"))
-        assert (await door.get("/stat"))[0] == 503
-        text = (await door.get("/metrics"))[1].decode()
+        await until(lambda: says(sidecar, "no gateway: it has said nothing for 3 s"))
+        assert (await sidecar.get("/stat"))[0] == 503
+        text = (await sidecar.get("/metrics"))[1].decode()
         assert "berth_proxy_model_ready 0.0" in text
         assert "queue_average_concurrent_requests" not in text
         assert 'berth_proxy_requests_total{code="200",protocol="rest"} 1.0' in text
-        door.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(door.process.wait(), 10) == 0
+        sidecar.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0
         assert told.asked[-1] == pb.UnloadRequest(model_name="m")
         assert told.tokens[-1] == "Bearer renewed"
-        assert "secret" not in door.log.read_text()
-        assert TICKET.hex() not in door.log.read_text()
+        assert "secret" not in sidecar.log.read_text()
+        assert TICKET.hex() not in sidecar.log.read_text()
 
 
-async def says(door: Sidecar, why: str) -> bool:
-    return why in await door.why_not()
+async def says(sidecar: Sidecar, why: str) -> bool:
+    return why in await sidecar.why_not()
 
 
 async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_restarts(tmp_path: Path) -> None:
     async with gateway() as target:
         (agent_port,) = free_ports("127.0.0.1", 1)
-        async with running(tmp_path, agent_port) as door:
+        async with running(tmp_path, agent_port) as sidecar:
             async with agent(agent_port) as (told, _):
                 told.tell(target)
-                await until(door.is_ready)
+                await until(sidecar.is_ready)
             await asyncio.sleep(0.3)
-            assert await door.is_ready()
-            assert await echoed(door, b"hello")
+            assert await sidecar.is_ready()
+            assert await echoed(sidecar, b"hello")
             await target.stop()
-            await until(lambda: says(door, "no gateway"))
-            assert (await door.get("/v2/health/ready", door.http))[0] == 503
+            await until(lambda: says(sidecar, "no gateway"))
+            assert (await sidecar.get("/v2/health/ready", sidecar.http))[0] == 503
             await target.start()
             began = time.monotonic()
-            await until(door.is_ready)
+            await until(sidecar.is_ready)
             assert time.monotonic() - began < 3
-            assert await echoed(door, b"hello")
+            assert await echoed(sidecar, b"hello")
 
 
-async def echoed(door: Sidecar, text: bytes) -> bool:
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.http)
+async def echoed(sidecar: Sidecar, text: bytes) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", sidecar.http)
     writer.write(text)
     answer = await asyncio.wait_for(reader.readexactly(len(text)), 30)
     writer.close()
@@ -225,9 +225,9 @@ async def test_without_a_gateway_real_clients_hear_503_and_unavailable(tmp_path:
         authority = Authority(tmp_path)
         cert, key = authority.issue("localhost")
         flags = ["--tls-cert", str(cert), "--tls-key", str(key)]
-    async with agent() as (_, port), running(tmp_path, port, *flags) as door:
+    async with agent() as (_, port), running(tmp_path, port, *flags) as sidecar:
         scheme = ["--cacert", str(authority.file)] if tls else []
-        url = f"http{'s' if tls else ''}://127.0.0.1:{door.http}/v2/models/m/infer"
+        url = f"http{'s' if tls else ''}://127.0.0.1:{sidecar.http}/v2/models/m/infer"
         body = tmp_path / "body"
         body.write_bytes(bytes(3 * 1024**2))
         curl = await asyncio.create_subprocess_exec(
@@ -239,7 +239,7 @@ async def test_without_a_gateway_real_clients_hear_503_and_unavailable(tmp_path:
         assert said.startswith(b"HTTP/1.1 503 Service Unavailable\r\n"), said
         assert b"Retry-After: 1\r\n" in said
         assert json.loads(said.partition(b"\r\n\r\n")[2])["error"].startswith("the agent has not named")
-        target = f"127.0.0.1:{door.grpc}"
+        target = f"127.0.0.1:{sidecar.grpc}"
         if tls:
             credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
             channel = grpc.aio.secure_channel(target, credentials)
@@ -266,21 +266,21 @@ async def test_the_order_of_the_end(tmp_path: Path) -> None:
 
     async with agent() as (told, port), gateway(answer) as target:
         target.is_drained = False
-        async with running(tmp_path, port, "--drain-delay", "0.7") as door:
+        async with running(tmp_path, port, "--drain-delay", "0.7") as sidecar:
             told.tell(target)
-            await until(door.is_ready)
-            reader, writer = await asyncio.open_connection("127.0.0.1", door.http)
+            await until(sidecar.is_ready)
+            reader, writer = await asyncio.open_connection("127.0.0.1", sidecar.http)
             writer.write(b"begun")
             assert await reader.readexactly(5) == b"begun"
-            door.process.send_signal(signal.SIGTERM)
+            sidecar.process.send_signal(signal.SIGTERM)
             await until(lambda: target.words == ["leaving"])
-            assert await door.why_not() == "draining"
-            late = await asyncio.open_connection("127.0.0.1", door.http)  # served as before
+            assert await sidecar.why_not() == "draining"
+            late = await asyncio.open_connection("127.0.0.1", sidecar.http)  # served as before
             late[1].write(b"late")
             assert await late[0].readexactly(4) == b"late"
             await until(lambda: target.words == ["leaving", "drain"])
             with pytest.raises(OSError, match="Connect call failed"):
-                await asyncio.open_connection("127.0.0.1", door.http)
+                await asyncio.open_connection("127.0.0.1", sidecar.http)
             await asyncio.sleep(0.3)
             assert not any(isinstance(one, pb.UnloadRequest) for one in told.asked)
             release.set()
@@ -288,7 +288,7 @@ async def test_the_order_of_the_end(tmp_path: Path) -> None:
             assert await late[0].read(-1) == b"end"
             assert not any(isinstance(one, pb.UnloadRequest) for one in told.asked)
             target.drained()
-            assert await asyncio.wait_for(door.process.wait(), 10) == 0
+            assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0
             assert isinstance(told.asked[-1], pb.UnloadRequest)
             for one in (writer, late[1]):
                 one.close()
@@ -301,13 +301,13 @@ async def test_the_end_does_not_wait_for_ever_and_a_second_signal_ends_at_once(t
             (("--drain-timeout", "0.3"), 1, 0),
             (("--drain-timeout", "60"), 2, 128 + signal.SIGTERM),
         ):
-            async with running(tmp_path, port, *flags) as door:
+            async with running(tmp_path, port, *flags) as sidecar:
                 told.tell(target)
-                await until(door.is_ready)
+                await until(sidecar.is_ready)
                 for _ in range(signals):
-                    door.process.send_signal(signal.SIGTERM)
+                    sidecar.process.send_signal(signal.SIGTERM)
                     await asyncio.sleep(0.2)
-                assert await asyncio.wait_for(door.process.wait(), 10) == code
+                assert await asyncio.wait_for(sidecar.process.wait(), 10) == code
 
 
 async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path: Path) -> None:
@@ -326,13 +326,13 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
         return context
 
     old, new = client_of("old"), client_of("new")
-    async with agent() as (told, port), gateway() as target, running(tmp_path, port, *flags) as door:
+    async with agent() as (told, port), gateway() as target, running(tmp_path, port, *flags) as sidecar:
         told.tell(target)
-        await until(door.is_ready)
+        await until(sidecar.is_ready)
 
         async def is_served(context: ssl.SSLContext) -> bool:
             try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", door.http, ssl=context)
+                reader, writer = await asyncio.open_connection("127.0.0.1", sidecar.http, ssl=context)
                 writer.write(b"hello")
                 answer = await asyncio.wait_for(reader.read(5), 30)
                 writer.close()
@@ -342,7 +342,7 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
 
         assert await is_served(old)
         assert not await is_served(new)
-        kept = await asyncio.open_connection("127.0.0.1", door.http, ssl=old)
+        kept = await asyncio.open_connection("127.0.0.1", sidecar.http, ssl=old)
         trusted.write_bytes(authorities["new"].file.read_bytes())
         await until(lambda: is_served(new))
         assert not await is_served(old)
@@ -353,12 +353,12 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
 
 async def test_it_is_small(tmp_path: Path) -> None:
     """25 MiB is asked for, of an image whose Python has been compiled; here there is some slack."""
-    async with agent() as (told, port), gateway() as target, running(tmp_path, port) as door:
+    async with agent() as (told, port), gateway() as target, running(tmp_path, port) as sidecar:
         told.tell(target)
-        await until(door.is_ready)
+        await until(sidecar.is_ready)
         for _ in range(20):
-            assert await echoed(door, bytes(1000))
-        assert door.memory_kib() < 28 * 1024
+            assert await echoed(sidecar, bytes(1000))
+        assert sidecar.memory_kib() < 28 * 1024
 
 
 async def test_nothing_heavy_is_imported() -> None:

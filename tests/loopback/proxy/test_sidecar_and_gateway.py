@@ -1,4 +1,4 @@
-"""A door as its users run it, in front of the real gateway; only Triton and the agent are fakes."""
+"""A sidecar as its users run it, in front of the real gateway; only Triton and the agent are fakes."""
 
 import asyncio
 import json
@@ -45,10 +45,10 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
         fake_triton() as upstream,
         agent() as (told, agent_port),
         gateway_of(tmp_path, upstream.endpoint) as (gateway, _),
-        running(tmp_path, agent_port, "--drain-delay", "1") as door,
+        running(tmp_path, agent_port, "--drain-delay", "1") as sidecar,
         aiohttp.ClientSession() as session,
     ):
-        url = f"http://127.0.0.1:{door.http}/v2"
+        url = f"http://127.0.0.1:{sidecar.http}/v2"
 
         async def infer() -> int:
             async with session.post(f"{url}/models/m/infer", data=json.dumps(BODY)) as answer:
@@ -57,18 +57,18 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
         told.status.gateway.endpoint = f"127.0.0.1:{gateway.port}"
         told.status.gateway.ticket = bytes(32)  # of nobody
         told.tell(None)
-        await until(lambda: says(door, "ticket"))
+        await until(lambda: says(sidecar, "ticket"))
         assert await infer() == 503
         told.status.gateway.ticket = COPY.ticket
         told.tell(None)
-        await until(door.is_ready)
+        await until(sidecar.is_ready)
         assert await infer() == 200
-        await until(lambda: counted(door.get("/metrics")))
+        await until(lambda: counted(sidecar.get("/metrics")))
         upstream.may_answer.clear()
         asked = asyncio.create_task(infer())
         await until(lambda: upstream.running)
-        door.process.send_signal(signal.SIGTERM)
-        await until(lambda: says(door, "draining"))
+        sidecar.process.send_signal(signal.SIGTERM)
+        await until(lambda: says(sidecar, "draining"))
 
         async def is_told() -> bool:
             async with session.get(f"{url}/health/ready") as answer:
@@ -80,9 +80,9 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
         assert not any(type(one).__name__ == "UnloadRequest" for one in told.asked)
         upstream.may_answer.set()
         assert await asked == 200
-        assert await asyncio.wait_for(door.process.wait(), 10) == 0
+        assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0
         assert type(told.asked[-1]).__name__ == "UnloadRequest"
-        assert "out of time" not in door.log.read_text()
+        assert "out of time" not in sidecar.log.read_text()
 
 
 async def counted(metrics: "asyncio.Future[tuple[int, bytes]]") -> bool:
@@ -93,26 +93,26 @@ async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
     async with (
         fake_triton() as upstream,
         agent() as (told, agent_port),
-        running(tmp_path, agent_port) as door,
+        running(tmp_path, agent_port) as sidecar,
     ):
         async with gateway_of(tmp_path, upstream.endpoint) as (gateway, _):
             port = gateway.port
             told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{port}", COPY.ticket
             told.tell(None)
-            await until(door.is_ready)
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{door.grpc}")
+            await until(sidecar.is_ready)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{sidecar.grpc}")
             assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
-        await until(lambda: says(door, "no gateway"))
+        await until(lambda: says(sidecar, "no gateway"))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await channel.unary_unary(READY)(b"", timeout=10)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         async with gateway_of(tmp_path, upstream.endpoint, port):
-            await until(door.is_ready, seconds=3)
+            await until(sidecar.is_ready, seconds=3)
             assert await channel.unary_unary(READY)(b"", timeout=10, wait_for_ready=True) == b"\x08\x01"
         await channel.close()
 
 
-async def test_a_door_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) -> None:
+async def test_a_sidecar_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) -> None:
     """The kubelet ends a container and starts it anew; the pod, and with it the ticket, goes on."""
     async with (
         fake_triton() as upstream,
@@ -121,15 +121,15 @@ async def test_a_door_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) 
     ):
         told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{gateway.port}", COPY.ticket
         for _ in range(2):
-            async with running(tmp_path, agent_port) as door:
+            async with running(tmp_path, agent_port) as sidecar:
                 told.tell(None)
-                await until(door.is_ready)
+                await until(sidecar.is_ready)
                 async with aiohttp.ClientSession() as session:
-                    url = f"http://127.0.0.1:{door.http}/v2/models/m/infer"
+                    url = f"http://127.0.0.1:{sidecar.http}/v2/models/m/infer"
                     async with session.post(url, data=json.dumps(BODY)) as answer:
                         assert answer.status == 200
-                channel = grpc.aio.insecure_channel(f"127.0.0.1:{door.grpc}")
+                channel = grpc.aio.insecure_channel(f"127.0.0.1:{sidecar.grpc}")
                 assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
                 await channel.close()
-                door.process.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(door.process.wait(), 10) == 0
+                sidecar.process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0

@@ -1,4 +1,4 @@
-"""A door between real sockets: what goes through it, and what its clients hear when there is no gateway."""
+"""A sidecar between real sockets: what goes through it, and what its clients hear when there is no gateway."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ ANYWHERE = Endpoint("127.0.0.1", 0)
 
 
 class Sidecar:
-    """One port of a door, and where it leads."""
+    """One port of a sidecar, and where it leads."""
 
     def __init__(self, way: NodeGateway, port: Port, crowd: Watermark) -> None:
         self.way, self.port, self.crowd = way, port, crowd
@@ -49,7 +49,7 @@ class Sidecar:
 
 
 @asynccontextmanager
-async def door(
+async def sidecar(
     target: FakeGateway | None, kind: Kind = Kind.REST, *, most: int = 100, crowd: Watermark | None = None
 ) -> AsyncIterator[Sidecar]:
     way, crowd = NodeGateway(), Watermark() if crowd is None else crowd
@@ -83,7 +83,7 @@ async def test_clients_that_come_all_at_once_ask_the_gateway_in_file() -> None:
         writer.close()
 
     there = await asyncio.start_server(take, "127.0.0.1", 0)
-    async with there, door(None, most=400) as one:
+    async with there, sidecar(None, most=400) as one:
         one.way.access = GatewayAccess(Endpoint(*there.sockets[0].getsockname()[:2]), TICKET)
         clients = [await one.client() for _ in range(300)]
         for _, writer in clients:
@@ -102,7 +102,7 @@ async def test_clients_that_come_all_at_once_ask_the_gateway_in_file() -> None:
 async def test_every_byte_goes_through_however_it_is_cut(seed: int) -> None:
     draw = random.Random(seed)
     sent = draw.randbytes(draw.choice([1, 5000, 3_000_000]))
-    async with gateway() as target, door(target) as one:
+    async with gateway() as target, sidecar(target) as one:
         reader, writer = await one.client()
 
         async def say() -> None:
@@ -128,7 +128,7 @@ async def test_every_byte_goes_through_however_it_is_cut(seed: int) -> None:
 @on_uvloop
 async def test_a_hundred_mebibytes_each_way() -> None:
     size, piece = 100 * 1024**2, bytes(1024**2)
-    async with gateway() as target, door(target) as one:
+    async with gateway() as target, sidecar(target) as one:
         reader, writer = await one.client(limit=1024**2)
 
         async def say() -> None:
@@ -149,7 +149,7 @@ async def test_a_hundred_mebibytes_each_way() -> None:
 
 @on_uvloop
 async def test_what_one_does_not_take_the_other_does_not_send() -> None:
-    """Neither a client that does not read nor a gateway that does not fills the door."""
+    """Neither a client that does not read nor a gateway that does not fills the sidecar."""
     taken = 0
 
     async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,7 +159,7 @@ async def test_what_one_does_not_take_the_other_does_not_send() -> None:
             await writer.drain()
             taken += 65536
 
-    async with gateway(pour) as target, door(target) as one:
+    async with gateway(pour) as target, sidecar(target) as one:
         _, writer = await one.client(limit=1024)
         writer.write(b"x")
         before = -1
@@ -176,7 +176,7 @@ async def test_what_one_does_not_take_the_other_does_not_send() -> None:
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         await enough.wait()
 
-    async with gateway(deaf) as target, door(target) as one:
+    async with gateway(deaf) as target, sidecar(target) as one:
         _, writer = await one.client()
         writer.write(bytes(30 * 1024**2))
         await until(lambda: one.crowd.held_bytes > 0)
@@ -196,7 +196,7 @@ async def test_many_slow_readers_hold_little_and_the_others_go_on() -> None:
             await writer.drain()
 
     crowd = Watermark(high_bytes=1024**2, low_bytes=256 * 1024)
-    async with gateway(pour) as target, door(target, crowd=crowd) as one:
+    async with gateway(pour) as target, sidecar(target, crowd=crowd) as one:
         slow = [await one.slow_client() for _ in range(60)]
         await until(lambda: crowd.is_crowded)
         await asyncio.sleep(0.5)
@@ -223,7 +223,7 @@ async def test_a_client_that_has_said_all_still_hears_the_answer() -> None:
         await asyncio.sleep(0.05)
         writer.write(whole[::-1])
 
-    async with gateway(answer_at_the_end) as target, door(target) as one:
+    async with gateway(answer_at_the_end) as target, sidecar(target) as one:
         reader, writer = await one.client()
         writer.write(b"abc")
         writer.write_eof()
@@ -242,7 +242,7 @@ async def test_a_gateway_that_has_said_all_still_hears_the_client() -> None:
         writer.write_eof()
         heard.append(await reader.read(-1))
 
-    async with gateway(answer_first) as target, door(target) as one:
+    async with gateway(answer_first) as target, sidecar(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
         assert await asyncio.wait_for(reader.read(-1), 30) == b"early"
@@ -262,7 +262,7 @@ async def test_a_client_that_does_not_end_after_the_answer_is_ended(monkeypatch:
         await reader.read(1)
         writer.write(b"done")
 
-    async with gateway(answer) as target, door(target) as one:
+    async with gateway(answer) as target, sidecar(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
         assert await asyncio.wait_for(reader.read(-1), 30) == b"done"
@@ -283,7 +283,7 @@ async def test_a_client_that_goes_is_gone_for_the_gateway_too() -> None:
         finally:
             ended.set()
 
-    async with gateway(hold) as target, door(target) as one:
+    async with gateway(hold) as target, sidecar(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
         await reader.readline()
@@ -317,13 +317,13 @@ def is_503(answer: bytes, why: bytes) -> bool:
 
 @on_uvloop
 async def test_without_a_gateway_every_request_is_answered_503() -> None:
-    async with door(None) as one:
+    async with sidecar(None) as one:
         assert is_503(await rest_answer(one), b"the agent has not named")
     async with gateway() as target:
         pass
-    async with door(target) as one:  # it is gone
+    async with sidecar(target) as one:  # it is gone
         assert is_503(await rest_answer(one), b"cannot be reached")
-    async with gateway() as target, door(target) as one:
+    async with gateway() as target, sidecar(target) as one:
         target.ticket = bytes(32)  # another's now
         assert is_503(await rest_answer(one), b"does not accept this pod's ticket")
         one.way.record(Report("draining", Figures().to_json()).to_line())
@@ -345,7 +345,7 @@ async def test_a_gateway_that_does_not_answer_is_waited_for_a_bounded_time(
         await asyncio.sleep(60)
 
     server = await asyncio.start_server(mute, "127.0.0.1", 0)
-    async with door(None) as one:
+    async with sidecar(None) as one:
         one.way.access = GatewayAccess(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]), TICKET)
         assert is_503(await rest_answer(one), b"does not answer")
     assert accepted
@@ -364,7 +364,7 @@ async def test_a_request_whose_gateway_ends_before_its_answer_is_answered_503() 
         await reader.read(10)
 
     for serve in (die, hang_up):
-        async with gateway(serve) as target, door(target) as one:
+        async with gateway(serve) as target, sidecar(target) as one:
             assert is_503(await rest_answer(one), b"has ended the connection")
             await until(lambda one=one: len(one.port) == 0)
 
@@ -378,7 +378,7 @@ async def test_an_answer_that_has_begun_is_never_followed_by_another() -> None:
         await asyncio.sleep(0.1)
         writer.transport.abort()
 
-    async with gateway(half) as target, door(target) as one:
+    async with gateway(half) as target, sidecar(target) as one:
         answer = await rest_answer(one)
         assert answer.endswith(b"half")
         assert answer.count(b"HTTP/1.1") == 1
@@ -393,7 +393,7 @@ async def test_a_ticket_and_an_address_that_change_count_for_the_next_connection
 
         return serve
 
-    async with gateway(await name(b"a")) as first, gateway(await name(b"b")) as second, door(first) as one:
+    async with gateway(await name(b"a")) as first, gateway(await name(b"b")) as second, sidecar(first) as one:
         old = await one.client()
         old[1].write(b"?")
         assert await old[0].readexactly(1) == b"a"
@@ -410,7 +410,7 @@ async def test_a_ticket_and_an_address_that_change_count_for_the_next_connection
 
 @on_uvloop
 async def test_who_says_nothing_costs_no_connection_and_goes_for_who_does() -> None:
-    async with gateway() as target, door(target, most=5) as one:
+    async with gateway() as target, sidecar(target, most=5) as one:
         silent = [await one.client() for _ in range(5)]
         await until(lambda: len(one.port) == 5)
         assert target.serving == 0
@@ -436,7 +436,7 @@ async def test_who_says_nothing_costs_no_connection_and_goes_for_who_does() -> N
 @on_uvloop
 async def test_who_says_nothing_for_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(port_module._SILENT_SECONDS, Kind.REST, 0.1)
-    async with gateway() as target, door(target) as one:
+    async with gateway() as target, sidecar(target) as one:
         reader, _ = await one.client()
         assert await asyncio.wait_for(reader.read(-1), 30) == b""
         assert len(one.port) == 0

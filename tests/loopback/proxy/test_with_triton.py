@@ -48,7 +48,7 @@ from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
 from tests.fakes.eventually import until
-from tests.fakes.sidecars import door as door_of
+from tests.fakes.sidecars import sidecar as sidecar_of
 from tests.fakes.slots import held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,7 +57,7 @@ ANY = Endpoint("127.0.0.1", 0)
 
 
 @dataclass
-class Door:
+class Sidecar:
     """A running proxy and the Triton behind it."""
 
     http: str
@@ -71,11 +71,11 @@ class Door:
     where: UpstreamCluster = field(default_factory=UpstreamCluster)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["proxy", "gateway", "door"])
-async def door(
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["proxy", "gateway", "sidecar"])
+async def sidecar(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> AsyncIterator[Door]:
-    """The data plane of one model by itself; one copy of a gateway's; and the same through a pod's door."""
+) -> AsyncIterator[Sidecar]:
+    """The data plane of one model by itself; one copy of a gateway's; and the same through a pod's sidecar."""
     directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
     (directory / "models").mkdir()
     for name in ("mine", "theirs"):
@@ -99,8 +99,8 @@ async def door(
                 )
             )
             if request.param != "proxy":
-                by_door = network if request.param == "door" else None
-                async for running in serve_by_gateway(where, directory, keys, process, by_door):
+                by_sidecar = network if request.param == "sidecar" else None
+                async for running in serve_by_gateway(where, directory, keys, process, by_sidecar):
                     yield running
                 return
             async for running in serve(where, address, keys, process):
@@ -171,16 +171,18 @@ async def standalone(wanted: ProxyOptions, where: UpstreamCluster) -> AsyncItera
 
 async def serve(
     where: UpstreamCluster, address: str, keys: TritonKeys, process: asyncio.subprocess.Process
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[Sidecar]:
     async with standalone(options("mine"), where) as server:
         replica = server._only_replica().replica
         http, grpc_port = (f"127.0.0.1:{port}" for port in server.ports)
-        door = Door(http, grpc_port, f"{address}:{triton.HTTP_PORT}", keys, process, replica, where=where)
+        sidecar = Sidecar(
+            http, grpc_port, f"{address}:{triton.HTTP_PORT}", keys, process, replica, where=where
+        )
         await until(lambda: replica.is_served)
-        door.theirs = await statistics_of(door, "theirs")
+        sidecar.theirs = await statistics_of(sidecar, "theirs")
         # The process that checks long bodies stays from the first one on: it is no test's own child.
-        await ask(door, "POST", "/v2/models/mine/infer", bytes(5000), **{"Content-Encoding": "gzip"})
-        yield door
+        await ask(sidecar, "POST", "/v2/models/mine/infer", bytes(5000), **{"Content-Encoding": "gzip"})
+        yield sidecar
 
 
 async def serve_by_gateway(
@@ -188,11 +190,11 @@ async def serve_by_gateway(
     directory: Path,
     keys: TritonKeys,
     process: asyncio.subprocess.Process,
-    by_door: str | None,
-) -> AsyncIterator[Door]:
+    by_sidecar: str | None,
+) -> AsyncIterator[Sidecar]:
     """Beside the other tenant's copy. The model has one name, so that what is said is Triton's to the byte.
 
-    `by_door`: the network of the agent and of a real door's process; without it a door of the tests' own.
+    `by_sidecar`: the network of the agent and of a real sidecar's process; without it a sidecar of the tests' own.
     """
     access = where.require()
     keys.write(directory)
@@ -210,62 +212,66 @@ async def serve_by_gateway(
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(by_gateway(wanted))
         there, control = Endpoint("127.0.0.1", gateway.port), directory / "control"
-        if by_door is None:
+        if by_sidecar is None:
             agent = await stack.enter_async_context(agent_at(str(control)))
             agent.tell([mine, theirs])
         else:
-            listen = Endpoint(f"{by_door}.0.3", GATEWAY_PORT)
+            listen = Endpoint(f"{by_sidecar}.0.3", GATEWAY_PORT)
             told = agent_of_replicas(listen, gateway=there, control=control, replicas=[mine, theirs])
             await stack.enter_async_context(told)
         stats = gateway.control_plane.stats
         await until(lambda: "mine" in stats() and stats()["mine"].figures.model_ready)
         server = gateway._workers._server  # type: ignore[attr-defined]
         (replica,) = (one.replica for one in server._data_plane if one.spec == mine)
-        door = Door("", "", f"{access.http}", keys, process, replica, where=where)
-        if by_door is None:
-            door.http = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.REST))
-            door.grpc = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.GRPC))
+        sidecar = Sidecar("", "", f"{access.http}", keys, process, replica, where=where)
+        if by_sidecar is None:
+            sidecar.http = await stack.enter_async_context(sidecar_of(gateway.port, mine.ticket, Kind.REST))
+            sidecar.grpc = await stack.enter_async_context(sidecar_of(gateway.port, mine.ticket, Kind.GRPC))
         else:
-            address = f"{by_door}.1.2"
+            address = f"{by_sidecar}.1.2"
             await stack.enter_async_context(sidecar_at(address, mine, agent=listen, directory=directory))
-            door.http, door.grpc = f"{address}:{HTTP_PORT}", f"{address}:{GRPC_PORT}"
-        door.theirs = await statistics_of(door, "theirs")
-        yield door
+            sidecar.http, sidecar.grpc = f"{address}:{HTTP_PORT}", f"{address}:{GRPC_PORT}"
+        sidecar.theirs = await statistics_of(sidecar, "theirs")
+        yield sidecar
 
 
 async def ask(
-    door: Door, method: str, path: str, body: bytes | None = None, **headers: str
+    sidecar: Sidecar, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session:
-        url = aiohttp.client.URL(f"http://{door.http}{path}", encoded=True)
+        url = aiohttp.client.URL(f"http://{sidecar.http}{path}", encoded=True)
         async with session.request(
             method, url, data=None if body is None else io.BytesIO(body), headers=headers
         ) as answer:
             return answer.status, await answer.text()
 
 
-async def test_inference_over_both_front_ends(door: Door) -> None:
-    await infer_rest(door.http, "mine")
-    await infer_grpc(door.grpc, "mine")
+async def test_inference_over_both_front_ends(sidecar: Sidecar) -> None:
+    await infer_rest(sidecar.http, "mine")
+    await infer_grpc(sidecar.grpc, "mine")
 
 
-async def test_json_inference(door: Door) -> None:
+async def test_json_inference(sidecar: Sidecar) -> None:
     tensors = [
         {"name": f"INPUT{i}", "shape": [16], "datatype": "INT32", "data": list(range(16))} for i in range(2)
     ]
-    status, text = await ask(door, "POST", "/v2/models/mine/infer", json.dumps({"inputs": tensors}).encode())
+    status, text = await ask(
+        sidecar, "POST", "/v2/models/mine/infer", json.dumps({"inputs": tensors}).encode()
+    )
     assert (status, json.loads(text)["outputs"][1]["data"]) == (200, [0] * 16)
 
 
-async def test_several_at_once_share_the_breaker(door: Door) -> None:
-    answers = await asyncio.gather(*(infer_rest(door.http, "mine") for _ in range(4)), return_exceptions=True)
+async def test_several_at_once_share_the_breaker(sidecar: Sidecar) -> None:
+    answers = await asyncio.gather(
+        *(infer_rest(sidecar.http, "mine") for _ in range(4)), return_exceptions=True
+    )
     assert answers == [None] * 4
-    assert (door.replica.admissions.running, door.replica.admissions.waiting) == (0, 0)
+    assert (sidecar.replica.admissions.running, sidecar.replica.admissions.waiting) == (0, 0)
 
 
-async def test_a_foreign_model_is_answered_as_one_that_does_not_exist(door: Door) -> None:
+async def test_a_foreign_model_is_answered_as_one_that_does_not_exist(sidecar: Sidecar) -> None:
     for name in ("theirs", "missing"):
-        assert await is_hidden(door.http, door.grpc, name)
+        assert await is_hidden(sidecar.http, sidecar.grpc, name)
 
 
 @pytest.mark.parametrize(
@@ -282,18 +288,18 @@ async def test_a_foreign_model_is_answered_as_one_that_does_not_exist(door: Door
     ],
 )
 async def test_hidden_answers_are_tritons_own_for_a_missing_model(
-    door: Door, method: str, suffix: str
+    sidecar: Sidecar, method: str, suffix: str
 ) -> None:
     body = b'{"inputs":[]}' if method == "POST" else None
-    mine = await ask(door, method, f"/v2/models/theirs{suffix}", body)
-    async with aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session:
-        url = f"http://{door.triton}/v2/models/missing{suffix}"
+    mine = await ask(sidecar, method, f"/v2/models/theirs{suffix}", body)
+    async with aiohttp.ClientSession(headers=sidecar.keys.inference_http_headers) as session:
+        url = f"http://{sidecar.triton}/v2/models/missing{suffix}"
         async with session.request(method, url, data=body) as answer:
             expected = (answer.status, json.loads(await answer.text()))
     assert (mine[0], json.loads(mine[1].replace("theirs", "missing"))) == expected
 
 
-async def test_hidden_rpcs_are_tritons_own_for_a_missing_model(door: Door) -> None:
+async def test_hidden_rpcs_are_tritons_own_for_a_missing_model(sidecar: Sidecar) -> None:
     requests = {
         "ModelReady": pb.ModelReadyRequest,
         "ModelMetadata": pb.ModelMetadataRequest,
@@ -301,9 +307,9 @@ async def test_hidden_rpcs_are_tritons_own_for_a_missing_model(door: Door) -> No
         "ModelStatistics": pb.ModelStatisticsRequest,
     }
     for method, request in requests.items():
-        through = await outcome(door.grpc, method, request(name="theirs"), ())
-        metadata = tuple(door.keys.inference_grpc_metadata.items())
-        address = f"{door.triton.rpartition(':')[0]}:{triton.GRPC_PORT}"
+        through = await outcome(sidecar.grpc, method, request(name="theirs"), ())
+        metadata = tuple(sidecar.keys.inference_grpc_metadata.items())
+        address = f"{sidecar.triton.rpartition(':')[0]}:{triton.GRPC_PORT}"
         direct = await outcome(address, method, request(name="missing"), metadata)
         assert str(through).replace("theirs", "missing") == str(direct), method
 
@@ -317,52 +323,52 @@ async def outcome(address: str, method: str, request: Any, metadata: Any) -> Any
             return error.code(), error.details()
 
 
-async def test_triton_itself_is_closed_to_who_has_no_key(door: Door) -> None:
+async def test_triton_itself_is_closed_to_who_has_no_key(sidecar: Sidecar) -> None:
     async with aiohttp.ClientSession() as session:
         for path in ("/v2", "/v2/models/mine", "/v2/health/ready", "/v2/models/stats"):
-            async with session.get(f"http://{door.triton}{path}") as answer:
+            async with session.get(f"http://{sidecar.triton}{path}") as answer:
                 assert answer.status == 403, path
 
 
-async def test_a_client_that_brings_keys_of_its_own_gains_nothing(door: Door) -> None:
-    stolen = {"berth-admin-key": door.keys.admin}
-    status, _ = await ask(door, "POST", "/v2/repository/models/mine/unload", b"{}", **stolen)
+async def test_a_client_that_brings_keys_of_its_own_gains_nothing(sidecar: Sidecar) -> None:
+    stolen = {"berth-admin-key": sidecar.keys.admin}
+    status, _ = await ask(sidecar, "POST", "/v2/repository/models/mine/unload", b"{}", **stolen)
     assert status == 403
-    metadata = tuple(door.keys.admin_grpc_metadata.items())
+    metadata = tuple(sidecar.keys.admin_grpc_metadata.items())
     code, _ = await outcome(
-        door.grpc, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="mine"), metadata
+        sidecar.grpc, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="mine"), metadata
     )
     assert code is grpc.StatusCode.PERMISSION_DENIED
-    await infer_rest(door.http, "mine")
+    await infer_rest(sidecar.http, "mine")
 
 
-async def test_index_metadata_and_statistics_show_the_own_model_only(door: Door) -> None:
-    _, index = await ask(door, "POST", "/v2/repository/index", b"{}")
+async def test_index_metadata_and_statistics_show_the_own_model_only(sidecar: Sidecar) -> None:
+    _, index = await ask(sidecar, "POST", "/v2/repository/index", b"{}")
     assert json.loads(index) == [{"name": "mine", "version": "1", "state": "READY"}]
-    _, server = await ask(door, "GET", "/v2")
+    _, server = await ask(sidecar, "GET", "/v2")
     assert not {"model_repository", "system_shared_memory", "trace"} & set(json.loads(server)["extensions"])
-    _, stats = await ask(door, "GET", "/v2/models/stats")
+    _, stats = await ask(sidecar, "GET", "/v2/models/stats")
     assert [one["name"] for one in json.loads(stats)["model_stats"]] == ["mine"]
-    index_rpc = await outcome(door.grpc, "RepositoryIndex", pb.RepositoryIndexRequest(), ())
+    index_rpc = await outcome(sidecar.grpc, "RepositoryIndex", pb.RepositoryIndexRequest(), ())
     assert [(row.name, row.version, row.state) for row in index_rpc.models] == [("mine", "1", "READY")]
-    statistics = await outcome(door.grpc, "ModelStatistics", pb.ModelStatisticsRequest(), ())
+    statistics = await outcome(sidecar.grpc, "ModelStatistics", pb.ModelStatisticsRequest(), ())
     assert [one.name for one in statistics.model_stats] == ["mine"]
-    metadata = await outcome(door.grpc, "ServerMetadata", pb.ServerMetadataRequest(), ())
+    metadata = await outcome(sidecar.grpc, "ServerMetadata", pb.ServerMetadataRequest(), ())
     assert "model_repository" not in metadata.extensions
     assert metadata.name == "triton"
 
 
-async def test_health_is_the_proxys_own(door: Door) -> None:
-    assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
-    assert (await ask(door, "GET", "/v2/health/ready"))[0] == 200
-    door.replica.withheld = "the GPU is broken"
+async def test_health_is_the_proxys_own(sidecar: Sidecar) -> None:
+    assert (await ask(sidecar, "GET", "/v2/health/live"))[0] == 200
+    assert (await ask(sidecar, "GET", "/v2/health/ready"))[0] == 200
+    sidecar.replica.withheld = "the GPU is broken"
     try:
-        assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
-        assert (await ask(door, "GET", "/v2/health/ready"))[0] == 400
-        assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 400
-        assert not (await outcome(door.grpc, "ServerReady", pb.ServerReadyRequest(), ())).ready
+        assert (await ask(sidecar, "GET", "/v2/health/live"))[0] == 200
+        assert (await ask(sidecar, "GET", "/v2/health/ready"))[0] == 400
+        assert (await ask(sidecar, "GET", "/v2/models/mine/ready"))[0] == 400
+        assert not (await outcome(sidecar.grpc, "ServerReady", pb.ServerReadyRequest(), ())).ready
     finally:
-        door.replica.withheld = None
+        sidecar.replica.withheld = None
 
 
 DEEP = b"[" * 200_000
@@ -409,52 +415,52 @@ KILLERS: dict[str, tuple[str, bytes, dict[str, str], int]] = {
 
 
 @pytest.mark.parametrize("case", sorted(KILLERS))
-async def test_no_request_for_the_own_model_takes_triton_down(door: Door, case: str) -> None:
+async def test_no_request_for_the_own_model_takes_triton_down(sidecar: Sidecar, case: str) -> None:
     route, body, headers, status = KILLERS[case]
-    assert (await ask(door, "POST", f"/v2/models/mine/{route}", body, **headers))[0] == status
-    assert door.process.returncode is None
-    await infer_rest(door.http, "mine")
+    assert (await ask(sidecar, "POST", f"/v2/models/mine/{route}", body, **headers))[0] == status
+    assert sidecar.process.returncode is None
+    await infer_rest(sidecar.http, "mine")
 
 
-async def test_deep_json_on_the_index_route_stays_here(door: Door) -> None:
-    assert (await ask(door, "POST", "/v2/repository/index", DEEP))[0] == 400
-    assert door.process.returncode is None
+async def test_deep_json_on_the_index_route_stays_here(sidecar: Sidecar) -> None:
+    assert (await ask(sidecar, "POST", "/v2/repository/index", DEEP))[0] == 400
+    assert sidecar.process.returncode is None
 
 
-async def test_a_large_binary_tensor_streams_through(door: Door) -> None:
+async def test_a_large_binary_tensor_streams_through(sidecar: Sidecar) -> None:
     """4 MiB of tensor against a JSON limit of 1 MiB; the model refuses the shape, not the proxy."""
     tensor = InferInput("INPUT0", [1024**2], "INT32")
     tensor.set_data_from_numpy(np.zeros(1024**2, dtype=np.int32))
     body, json_size = InferenceServerClient.generate_request_body([tensor])
     status, text = await ask(
-        door, "POST", "/v2/models/mine/infer", body, **{"Inference-Header-Content-Length": str(json_size)}
+        sidecar, "POST", "/v2/models/mine/infer", body, **{"Inference-Header-Content-Length": str(json_size)}
     )
     assert status == 400
     assert "expected 2 inputs but got 1" in text  # Triton's words: it has read all of it
 
 
-async def test_shared_memory_is_refused_over_grpc(door: Door) -> None:
+async def test_shared_memory_is_refused_over_grpc(sidecar: Sidecar) -> None:
     request = pb.ModelInferRequest(model_name="mine")
     tensor = request.inputs.add(name="INPUT0", datatype="INT32", shape=[16])
     tensor.parameters["shared_memory_region"].string_param = "theirs"
-    code, details = await outcome(door.grpc, "ModelInfer", request, ())
+    code, details = await outcome(sidecar.grpc, "ModelInfer", request, ())
     assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "shared memory is not available")
 
 
-async def test_tritons_own_refusals_come_through_as_they_are(door: Door) -> None:
+async def test_tritons_own_refusals_come_through_as_they_are(sidecar: Sidecar) -> None:
     request = pb.ModelInferRequest(model_name="mine")
-    address = f"{door.triton.rpartition(':')[0]}:{triton.GRPC_PORT}"
-    metadata = tuple(door.keys.inference_grpc_metadata.items())
+    address = f"{sidecar.triton.rpartition(':')[0]}:{triton.GRPC_PORT}"
+    metadata = tuple(sidecar.keys.inference_grpc_metadata.items())
     direct = await outcome(address, "ModelInfer", request, metadata)
     assert direct[0] is grpc.StatusCode.INVALID_ARGUMENT
-    assert await outcome(door.grpc, "ModelInfer", request, ()) == direct
+    assert await outcome(sidecar.grpc, "ModelInfer", request, ()) == direct
     request.model_version = "7"
     direct = await outcome(address, "ModelInfer", request, metadata)
     assert direct[0] is grpc.StatusCode.NOT_FOUND
-    assert await outcome(door.grpc, "ModelInfer", request, ()) == direct
+    assert await outcome(sidecar.grpc, "ModelInfer", request, ()) == direct
 
 
-async def test_calls_that_are_blocked_or_not_offered(door: Door) -> None:
+async def test_calls_that_are_blocked_or_not_offered(sidecar: Sidecar) -> None:
     for method, request in (
         ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="mine")),
         ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest()),
@@ -462,58 +468,58 @@ async def test_calls_that_are_blocked_or_not_offered(door: Door) -> None:
         ("TraceSetting", pb.TraceSettingRequest()),
         ("LogSettings", pb.LogSettingsRequest()),
     ):
-        code, _ = await outcome(door.grpc, method, request, ())
+        code, _ = await outcome(sidecar.grpc, method, request, ())
         assert code is grpc.StatusCode.PERMISSION_DENIED, method
-    async with grpc.aio.insecure_channel(door.grpc) as channel:
+    async with grpc.aio.insecure_channel(sidecar.grpc) as channel:
         with pytest.raises(AioRpcError) as refused:
             await channel.unary_unary("/inference.GRPCInferenceService/Unheard")(b"")
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_grpc_health_check_and_watch(door: Door) -> None:
-    async with grpc.aio.insecure_channel(door.grpc) as channel:
+async def test_grpc_health_check_and_watch(sidecar: Sidecar) -> None:
+    async with grpc.aio.insecure_channel(sidecar.grpc) as channel:
         assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         assert await watch.read() == b"\x08\x01"
         watch.cancel()
 
 
-async def test_a_deadline_counts_the_wait_and_leaves_no_trace(door: Door) -> None:
-    async with grpc.aio.insecure_channel(door.grpc) as channel:
+async def test_a_deadline_counts_the_wait_and_leaves_no_trace(sidecar: Sidecar) -> None:
+    async with grpc.aio.insecure_channel(sidecar.grpc) as channel:
         await channel.channel_ready()
-        with held(door.replica.admissions, 2):
-            await late_by_its_wait(door, channel)
-    assert door.replica.admissions.running == 0
+        with held(sidecar.replica.admissions, 2):
+            await late_by_its_wait(sidecar, channel)
+    assert sidecar.replica.admissions.running == 0
 
 
-async def late_by_its_wait(door: Door, channel: grpc.aio.Channel) -> None:
+async def late_by_its_wait(sidecar: Sidecar, channel: grpc.aio.Channel) -> None:
     with pytest.raises(AioRpcError) as late:
         await GRPCInferenceServiceStub(channel).ModelInfer(
             pb.ModelInferRequest(model_name="mine"), timeout=0.2
         )
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    while door.replica.admissions.waiting:
+    while sidecar.replica.admissions.waiting:
         await asyncio.sleep(0.01)
 
 
-async def test_a_full_queue_is_said_over_both_protocols(door: Door) -> None:
-    with held(door.replica.admissions, 2):
-        waiting = [asyncio.create_task(infer_rest(door.http, "mine")) for _ in range(2)]
-        while door.replica.admissions.waiting < 2:
+async def test_a_full_queue_is_said_over_both_protocols(sidecar: Sidecar) -> None:
+    with held(sidecar.replica.admissions, 2):
+        waiting = [asyncio.create_task(infer_rest(sidecar.http, "mine")) for _ in range(2)]
+        while sidecar.replica.admissions.waiting < 2:
             await asyncio.sleep(0.01)
-        status, text = await ask(door, "POST", "/v2/models/mine/infer", b'{"inputs":[]}')
+        status, text = await ask(sidecar, "POST", "/v2/models/mine/infer", b'{"inputs":[]}')
         assert (status, json.loads(text)) == (503, {"error": "pending request queue full"})
-        told = await outcome(door.grpc, "ModelInfer", pb.ModelInferRequest(model_name="mine"), ())
+        told = await outcome(sidecar.grpc, "ModelInfer", pb.ModelInferRequest(model_name="mine"), ())
         assert told == (grpc.StatusCode.UNAVAILABLE, "pending request queue full")
-        assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 200  # probes wait for nobody
+        assert (await ask(sidecar, "GET", "/v2/models/mine/ready"))[0] == 200  # probes wait for nobody
     await asyncio.gather(*waiting)
 
 
-async def statistics_of(door: Door, model: str) -> tuple[int, int]:
+async def statistics_of(sidecar: Sidecar, model: str) -> tuple[int, int]:
     """How often Triton has run or failed a model, by its own count."""
     async with (
-        aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session,
-        session.get(f"http://{door.triton}/v2/models/{model}/stats") as answer,
+        aiohttp.ClientSession(headers=sidecar.keys.inference_http_headers) as session,
+        session.get(f"http://{sidecar.triton}/v2/models/{model}/stats") as answer,
     ):
         (stats,) = (await answer.json())["model_stats"]
     return stats["inference_count"], stats["inference_stats"]["fail"]["count"]
@@ -527,7 +533,7 @@ def add_request(model: str, *, id: str = "") -> pb.ModelInferRequest:
     return request
 
 
-async def test_a_stream_of_messages_is_tritons_own(door: Door) -> None:
+async def test_a_stream_of_messages_is_tritons_own(sidecar: Sidecar) -> None:
     """Own, foreign, wrong version, broken: the answers are those that Triton itself gives."""
     requests = [add_request("mine", id="1"), add_request("missing", id="2"), add_request("mine", id="3")]
     requests[2].model_version = "7"
@@ -535,10 +541,10 @@ async def test_a_stream_of_messages_is_tritons_own(door: Door) -> None:
     requests.append(add_request("mine", id="5"))
     seen = []
     for address, metadata in (
-        (door.grpc, ()),
+        (sidecar.grpc, ()),
         (
-            f"{door.triton.rpartition(':')[0]}:{triton.GRPC_PORT}",
-            tuple(door.keys.inference_grpc_metadata.items()),
+            f"{sidecar.triton.rpartition(':')[0]}:{triton.GRPC_PORT}",
+            tuple(sidecar.keys.inference_grpc_metadata.items()),
         ),
     ):
         async with grpc.aio.insecure_channel(address) as channel:
@@ -568,19 +574,19 @@ async def test_a_stream_of_messages_is_tritons_own(door: Door) -> None:
     ]
 
 
-async def test_packed_requests_are_answered_like_plain_ones(door: Door) -> None:
+async def test_packed_requests_are_answered_like_plain_ones(sidecar: Sidecar) -> None:
     tensors = [
         {"name": f"INPUT{i}", "shape": [16], "datatype": "INT32", "data": list(range(16))} for i in range(2)
     ]
     body = json.dumps({"inputs": tensors}).encode()
-    plain = await ask(door, "POST", "/v2/models/mine/infer", body)
+    plain = await ask(sidecar, "POST", "/v2/models/mine/infer", body)
     assert plain[0] == 200
     for encoding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
         assert (
-            await ask(door, "POST", "/v2/models/mine/infer", packed, **{"Content-Encoding": encoding})
+            await ask(sidecar, "POST", "/v2/models/mine/infer", packed, **{"Content-Encoding": encoding})
             == plain
         )
-    async with grpc.aio.insecure_channel(door.grpc) as channel:
+    async with grpc.aio.insecure_channel(sidecar.grpc) as channel:
         for packing in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
             answer = await GRPCInferenceServiceStub(channel).ModelInfer(
                 add_request("mine"), compression=packing
@@ -589,21 +595,21 @@ async def test_packed_requests_are_answered_like_plain_ones(door: Door) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 300_000, 8_000_000])
-async def test_large_messages_pass_over_grpc(door: Door, size: int) -> None:
+async def test_large_messages_pass_over_grpc(sidecar: Sidecar, size: int) -> None:
     """The model refuses the shape, in Triton's words: it has read all of it."""
     request = pb.ModelInferRequest(model_name="mine")
     request.inputs.add(name="INPUT0", datatype="UINT8", shape=[size])
     request.raw_input_contents.append(bytes(size))
-    told = await outcome(door.grpc, "ModelInfer", request, ())
+    told = await outcome(sidecar.grpc, "ModelInfer", request, ())
     assert told[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert "expected 2 inputs but got 1" in told[1]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def slow(door: Door) -> AsyncIterator[str]:
+async def slow(sidecar: Sidecar) -> AsyncIterator[str]:
     """The gRPC address of the slow model's own proxy, which has no limit."""
     wanted = options("slow", container_concurrency=0)
-    async with standalone(wanted, door.where) as server:
+    async with standalone(wanted, sidecar.where) as server:
         yield f"127.0.0.1:{server.ports[1]}"
 
 
@@ -649,25 +655,25 @@ async def test_what_ends_calls_in_triton_ends_no_other(
             assert answer.raw_output_contents == [b"abc"]
 
 
-async def test_a_cancelled_call_leaves_no_trace(door: Door) -> None:
-    async with grpc.aio.insecure_channel(door.grpc) as channel:
+async def test_a_cancelled_call_leaves_no_trace(sidecar: Sidecar) -> None:
+    async with grpc.aio.insecure_channel(sidecar.grpc) as channel:
         await channel.channel_ready()
-        with held(door.replica.admissions, 2):
+        with held(sidecar.replica.admissions, 2):
             call = GRPCInferenceServiceStub(channel).ModelInfer(add_request("mine"))
-            while not door.replica.admissions.waiting:
+            while not sidecar.replica.admissions.waiting:
                 await asyncio.sleep(0.01)
             call.cancel()
-            while door.replica.admissions.waiting:
+            while sidecar.replica.admissions.waiting:
                 await asyncio.sleep(0.01)
-    assert door.replica.admissions.running == 0
+    assert sidecar.replica.admissions.running == 0
 
 
 @pytest.mark.parametrize("size", [8191, 8192])
-async def test_a_header_is_taken_as_far_as_triton_takes_it(door: Door, size: int) -> None:
-    status, text = await ask(door, "GET", "/v2/models/mine", None, **{"X-Token": "t" * size})
+async def test_a_header_is_taken_as_far_as_triton_takes_it(sidecar: Sidecar, size: int) -> None:
+    status, text = await ask(sidecar, "GET", "/v2/models/mine", None, **{"X-Token": "t" * size})
     assert status == (200 if size == 8191 else 431), text
-    async with aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session:
-        asked = session.get(f"http://{door.triton}/v2/models/mine", headers={"X-Token": "t" * size})
+    async with aiohttp.ClientSession(headers=sidecar.keys.inference_http_headers) as session:
+        asked = session.get(f"http://{sidecar.triton}/v2/models/mine", headers={"X-Token": "t" * size})
         if size == 8191:
             async with asked as answer:
                 assert answer.status == 200
@@ -678,9 +684,11 @@ async def test_a_header_is_taken_as_far_as_triton_takes_it(door: Door, size: int
 
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])
-async def test_tritons_own_http_client_is_served(door: Door, compression: str | None, binary: bool) -> None:
+async def test_tritons_own_http_client_is_served(
+    sidecar: Sidecar, compression: str | None, binary: bool
+) -> None:
     def infer() -> np.ndarray[Any, Any] | None:
-        with InferenceServerClient(door.http) as client:
+        with InferenceServerClient(sidecar.http) as client:
             tensors = [InferInput(f"INPUT{i}", [16], "INT32") for i in range(2)]
             for tensor in tensors:
                 tensor.set_data_from_numpy(np.arange(16, dtype=np.int32), binary_data=binary)
@@ -698,27 +706,27 @@ async def test_tritons_own_http_client_is_served(door: Door, compression: str | 
     assert np.array_equal(await asyncio.to_thread(infer), 2 * np.arange(16))
 
 
-async def test_what_json_has_no_words_for_comes_through(door: Door) -> None:
+async def test_what_json_has_no_words_for_comes_through(sidecar: Sidecar) -> None:
     """Triton takes NaN, and so does what was written anew; its refusal is of the type, not of the text."""
     tensors = [
         {"name": f"INPUT{i}", "shape": [2], "datatype": "INT32", "data": [float("nan"), float("-inf")]}
         for i in range(2)
     ]
     body = json.dumps({"inputs": tensors}).encode()
-    status, text = await ask(door, "POST", "/v2/models/mine/infer", body)
+    status, text = await ask(sidecar, "POST", "/v2/models/mine/infer", body)
     async with (
-        aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session,
-        session.post(f"http://{door.triton}/v2/models/mine/infer", data=body) as answer,
+        aiohttp.ClientSession(headers=sidecar.keys.inference_http_headers) as session,
+        session.post(f"http://{sidecar.triton}/v2/models/mine/infer", data=body) as answer,
     ):
         assert (status, text) == (answer.status, await answer.text())
 
 
-async def test_a_large_body_that_is_called_a_form_kills_nobody(door: Door) -> None:
+async def test_a_large_body_that_is_called_a_form_kills_nobody(sidecar: Sidecar) -> None:
     """What curl calls all that it sends; it takes more than 4 MiB to kill Triton by it."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     header = b'{"inputs":[{"name":"INPUT0","datatype":"UINT8","shape":[9000000],"parameters":{"binary_data_size":9000000}}]}'
     status, text = await ask(
-        door,
+        sidecar,
         "POST",
         "/v2/models/mine/infer",
         header + bytes(9_000_000),
@@ -726,7 +734,7 @@ async def test_a_large_body_that_is_called_a_form_kills_nobody(door: Door) -> No
         **{"Inference-Header-Content-Length": str(len(header))},
     )
     assert (status, "expected 2 inputs but got 1" in text) == (400, True), text
-    await infer_rest(door.http, "mine")
+    await infer_rest(sidecar.http, "mine")
 
 
 SAME = {
@@ -751,20 +759,20 @@ SAME = {
 
 
 @pytest.mark.parametrize("case", sorted(SAME))
-async def test_good_and_bad_requests_are_answered_as_triton_answers(door: Door, case: str) -> None:
+async def test_good_and_bad_requests_are_answered_as_triton_answers(sidecar: Sidecar, case: str) -> None:
     method, path, body = SAME[case]
     path = path.format(model="mine")
     async with (
-        aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session,
-        session.request(method, f"http://{door.triton}{path}", data=body) as answer,
+        aiohttp.ClientSession(headers=sidecar.keys.inference_http_headers) as session,
+        session.request(method, f"http://{sidecar.triton}{path}", data=body) as answer,
     ):
         expected = (answer.status, await answer.text())
-    assert await ask(door, method, path, body) == expected
+    assert await ask(sidecar, method, path, body) == expected
 
 
-async def test_nothing_of_all_this_has_reached_the_other_model(door: Door) -> None:
+async def test_nothing_of_all_this_has_reached_the_other_model(sidecar: Sidecar) -> None:
     """After every attack above, and a few more: Triton's own statistics of the other tenant's model."""
-    assert door.theirs == (0, 0)
+    assert sidecar.theirs == (0, 0)
     paths = [
         "/v2/models/theirs/infer",
         "/v2/models/mine/../theirs/infer",
@@ -776,20 +784,20 @@ async def test_nothing_of_all_this_has_reached_the_other_model(door: Door) -> No
     ]
     body = json.dumps({"model_name": "theirs", "inputs": tensors}).encode()
     for path in paths:
-        status, _ = await ask(door, "POST", path, body)
+        status, _ = await ask(sidecar, "POST", path, body)
         assert status in (400, 404), path
-    mine = await statistics_of(door, "mine")
-    assert (await ask(door, "POST", "/v2/models/mine/infer", body))[
+    mine = await statistics_of(sidecar, "mine")
+    assert (await ask(sidecar, "POST", "/v2/models/mine/infer", body))[
         0
     ] == 200  # the name in the body is nothing
-    assert (await statistics_of(door, "mine"))[0] == mine[0] + 1
+    assert (await statistics_of(sidecar, "mine"))[0] == mine[0] + 1
     field = b"\x0a\x06theirs"
     for message in (
         add_request("theirs").SerializeToString(),
         add_request("mine").SerializeToString() + field,
         field + add_request("mine").SerializeToString() + field,
     ):
-        async with grpc.aio.insecure_channel(door.grpc) as channel:
+        async with grpc.aio.insecure_channel(sidecar.grpc) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             with pytest.raises(AioRpcError) as refused:
                 await call(message)
@@ -798,9 +806,9 @@ async def test_nothing_of_all_this_has_reached_the_other_model(door: Door) -> No
     smuggled = (
         b"0\r\n\r\nPOST /v2/models/theirs/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
     )
-    host, _, port = door.http.rpartition(":")
+    host, _, port = sidecar.http.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(raw + smuggled + body)
     assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400")
     writer.close()
-    assert await statistics_of(door, "theirs") == door.theirs
+    assert await statistics_of(sidecar, "theirs") == sidecar.theirs

@@ -107,7 +107,7 @@ def test_a_pods_proxy_may_ask_for_a_drain_which_the_agent_is_not_told_of() -> No
     one.step(10_001)
     assert workers.specs[-1].drained == {"a"}
     assert not one.messages
-    workers.said = [Status(idle=frozenset({"a"}))] * 2  # the door has gone: it may come again
+    workers.said = [Status(idle=frozenset({"a"}))] * 2  # the sidecar has gone: it may come again
     one.step(10_002)
     assert (workers.specs[-1].draining, workers.specs[-1].drained) == (frozenset(), frozenset())
 

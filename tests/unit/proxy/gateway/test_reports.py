@@ -79,9 +79,9 @@ async def test_a_replica_whose_pod_ends_is_unready_in_every_process_and_served_m
         assert await echoed(here, "a") == b"simple hello"
         here.plane.apply(Spec(replicas=(told,)))
         assert copy.not_ready() is None
-        async with reports(here.port, told.ticket) as door:
-            await door.next()
-            door.writer.write(LEAVING)
+        async with reports(here.port, told.ticket) as sidecar:
+            await sidecar.next()
+            sidecar.writer.write(LEAVING)
             await until(lambda: here.plane.status().leaving == {"a"})
             assert copy.not_ready() == "draining"
             here.plane.apply(Spec(replicas=(told,)))  # from before this process had said so
@@ -94,8 +94,8 @@ async def test_a_pods_proxy_reads_of_its_replica_alone_and_drains_it(start: Any)
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a"), copy_of("b"))
         here.served("a").rest.answered("200", 0.1)
-        async with reports(here.port, copy_of("a").ticket) as door:
-            first = await door.next()
+        async with reports(here.port, copy_of("a").ticket) as sidecar:
+            first = await sidecar.next()
             assert first["notReady"] is None
             assert first["figures"]["rest"]["codes"] == {"200": 1}
             assert set(first["load"]) == {
@@ -107,25 +107,25 @@ async def test_a_pods_proxy_reads_of_its_replica_alone_and_drains_it(start: Any)
                 "last_arrival",
             }
             agent.tell([copy_of("a", withheld="the GPU is broken"), copy_of("b")])
-            assert (await door.next())["notReady"] == "the GPU is broken"
+            assert (await sidecar.next())["notReady"] == "the GPU is broken"
             agent.tell([copy_of("a"), copy_of("b")])
-            assert (await door.next())["notReady"] is None
-            door.writer.write(b"nonsense\n")
-            door.ask_to_drain()
-            said = [await door.next() for _ in range(2)]
+            assert (await sidecar.next())["notReady"] is None
+            sidecar.writer.write(b"nonsense\n")
+            sidecar.ask_to_drain()
+            said = [await sidecar.next() for _ in range(2)]
             while {"drained": True} not in said:
-                said.append(await door.next())
+                said.append(await sidecar.next())
             assert said[0]["notReady"] == "draining"
             assert not here.served("b").draining
-            assert (await door.next())["notReady"] == "draining"  # every second
+            assert (await sidecar.next())["notReady"] == "draining"  # every second
 
 
 async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a"), copy_of("b"))
         ours = [await connect(here.port, copy_of("a").ticket, Kind.REPORT) for _ in range(20)]
-        async with reports(here.port, copy_of("b").ticket) as door:
-            assert (await door.next())["notReady"] is None
+        async with reports(here.port, copy_of("b").ticket) as sidecar:
+            assert (await sidecar.next())["notReady"] is None
         last = ours[-1][0]
         assert b"notReady" in await last.readline()
         for reader, writer in ours[:12]:
@@ -138,7 +138,7 @@ async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: 
 
 
 async def test_what_a_connection_has_said_ends_with_it_though_another_is_open(start: Any) -> None:
-    """The container of a pod's door is started anew: whoever is left has not said that it ends."""
+    """The container of a pod's sidecar is started anew: whoever is left has not said that it ends."""
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a"))
         async with reports(here.port, copy_of("a").ticket) as stays:
@@ -168,8 +168,8 @@ async def test_a_flood_of_connections_gets_few_lines(start: Any) -> None:
             writer.close()
         seconds = asyncio.get_running_loop().time() - began
         assert 32 <= taken <= 32 * (seconds + 2)
-        async with reports(here.port, copy_of("b").ticket) as door:
-            assert (await door.next())["notReady"] is None
+        async with reports(here.port, copy_of("b").ticket) as sidecar:
+            assert (await sidecar.next())["notReady"] is None
         here.plane.tick(0.0)
         (await connect(here.port, copy_of("a").ticket, Kind.REPORT))[1].close()
 
@@ -187,10 +187,10 @@ async def test_a_peer_that_sends_without_end_is_closed(start: Any) -> None:
         assert not here.served("a").draining
         writer.close()
         # Now and then a status is no flood, however long it goes on.
-        async with reports(here.port, copy_of("a").ticket) as door:
+        async with reports(here.port, copy_of("a").ticket) as sidecar:
             for _ in range(6):
-                door.writer.write(b'{"nothing":1}\n' * 200)
+                sidecar.writer.write(b'{"nothing":1}\n' * 200)
                 await asyncio.sleep(0.05)
                 here.plane.publish_stats({})
-            door.ask_to_drain()
+            sidecar.ask_to_drain()
             await until(lambda: here.served("a").draining)

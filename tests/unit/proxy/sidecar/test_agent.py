@@ -1,4 +1,4 @@
-"""The door and the agent of its node: a word that holds, pauses, and the model given back."""
+"""The sidecar and the agent of its node: a word that holds, pauses, and the model given back."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A connection of the door's until the gateway takes it, without a socket."""
+"""A connection of the sidecar's until the gateway takes it, without a socket."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The door's line to the gateway: what was said on one that has gone does not count on the next."""
+"""The sidecar's line to the gateway: what was said on one that has gone does not count on the next."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What the door says by itself: refusals, figures, health. No sockets."""
+"""What the sidecar says by itself: refusals, figures, health. No sockets."""
 
 import asyncio
 import random
