@@ -11,7 +11,7 @@ from berth.contract.gateway import ReplicaLimits, ReplicaSpec, server_name_of, t
 SECRET = b"of this node"
 
 
-def copy_of(
+def replica_of(
     uid: str,
     model: str = "simple",
     *,

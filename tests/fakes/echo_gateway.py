@@ -16,7 +16,7 @@ from proxy.gateway.config import GatewayOptions
 from proxy.gateway.data_plane import DataPlane
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
-from tests.fakes.agent_control import Agent, copy_of
+from tests.fakes.agent_control import Agent, replica_of
 from tests.fakes.eventually import until
 from tests.fakes.sidecars import connect
 
@@ -133,7 +133,7 @@ async def get(here: RunningGateway, path: str, **headers: str) -> tuple[int, str
 
 
 async def echoed(here: RunningGateway, uid: str, *, kind: Kind = Kind.REST) -> bytes:
-    reader, writer = await connect(here.port, copy_of(uid).ticket, kind)
+    reader, writer = await connect(here.port, replica_of(uid).ticket, kind)
     writer.write(b"hello")
     async with asyncio.timeout(5):
         answer = await reader.read(100)
@@ -141,7 +141,7 @@ async def echoed(here: RunningGateway, uid: str, *, kind: Kind = Kind.REST) -> b
     return answer
 
 
-async def known(here: RunningGateway, agent: Agent, *copies: Any) -> None:
-    agent.tell(copies)
-    wanted = {copy.pod_uid for copy in copies}
+async def known(here: RunningGateway, agent: Agent, *replicas: Any) -> None:
+    agent.tell(replicas)
+    wanted = {replica.pod_uid for replica in replicas}
     await until(lambda: set(here.plane._by_uid) == wanted and here.gateway.control_plane.registry.is_listed)

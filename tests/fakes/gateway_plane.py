@@ -13,7 +13,7 @@ from proxy.gateway.spec import Events, Spec
 from proxy.policy.names import Names
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind, Preamble
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 from tests.fakes.data_plane import Wire
 
 
@@ -92,7 +92,7 @@ class Plane:
 
     def connect(self, uid: str, kind: Kind = Kind.REST) -> Any:
         """A connection, or None where it is rejected."""
-        make = self.router.route(Preamble(kind, copy_of(uid).ticket))
+        make = self.router.route(Preamble(kind, replica_of(uid).ticket))
         if make is None:
             return None
         protocol = make()
@@ -101,4 +101,4 @@ class Plane:
 
 
 def spec_of(*uids: str, **more: Any) -> Spec:
-    return Spec(replicas=tuple(copy_of(uid) for uid in uids), **more)
+    return Spec(replicas=tuple(replica_of(uid) for uid in uids), **more)

@@ -37,7 +37,7 @@ from localcluster.samples import SIMPLE_MODEL
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from proxy.wire.preamble import Kind, Preamble
-from tests.fakes.agent_control import Agent, agent_at, copy_of
+from tests.fakes.agent_control import Agent, agent_at, replica_of
 from tests.fakes.eventually import until
 from tests.fakes.sidecars import Refused, connect, reports, sidecar
 
@@ -45,9 +45,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RULES = NodeRules(frozenset({"python"}), CodeRule.ANY)
 # Two revisions of one name, in two namespaces; and a model that no pod's ticket opens any more.
-ONE, TWO = copy_of("uid-1", "resnet"), copy_of("uid-2", "resnet", namespace="two")
-GONE = copy_of("uid-gone", "gone")
-SLOW = copy_of("uid-slow", "slow", limits=ReplicaLimits(container_concurrency=2))
+ONE, TWO = replica_of("uid-1", "resnet"), replica_of("uid-2", "resnet", namespace="two")
+GONE = replica_of("uid-gone", "gone")
+SLOW = replica_of("uid-slow", "slow", limits=ReplicaLimits(container_concurrency=2))
 SLOW_MODEL = """
 import time
 import triton_python_backend_utils as pb_utils

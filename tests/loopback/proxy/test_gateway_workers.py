@@ -15,7 +15,7 @@ import pytest
 from berth.contract.gateway import ReplicaLimits
 from localcluster.addresses import free_ports
 from proxy.wire.preamble import Kind
-from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.agent_control import agent_at, replica_of
 from tests.fakes.eventually import until
 from tests.fakes.sidecars import Refused, connect, reports
 from tests.fakes.triton_rest import fake_triton
@@ -68,11 +68,11 @@ async def gateway(directory: Path, triton_port: int, *flags: str) -> AsyncIterat
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> None:
-    own = copy_of("a", limits=ReplicaLimits(container_concurrency=8, queue_depth=100))
+    own = replica_of("a", limits=ReplicaLimits(container_concurrency=8, queue_depth=100))
     async with fake_triton() as there, gateway(tmp_path, there.port, f"--workers={workers}") as one:
         there.may_answer.clear()
         async with agent_at(one.control) as agent:
-            agent.tell([own, copy_of("b")])
+            agent.tell([own, replica_of("b")])
 
             async def is_ready() -> bool:
                 try:
@@ -84,7 +84,10 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
             await until(is_ready)
             # Later than the copy, as when its sidecar tells what it may have.
             agent.tell(
-                [copy_of("a", limits=ReplicaLimits(container_concurrency=3, queue_depth=100)), copy_of("b")]
+                [
+                    replica_of("a", limits=ReplicaLimits(container_concurrency=3, queue_depth=100)),
+                    replica_of("b"),
+                ]
             )
             await asyncio.sleep(0.3)
             clients = [await connect(one.port, own.ticket, Kind.REST) for _ in range(24)]
@@ -131,7 +134,7 @@ async def arrive(port: int, ticket: bytes) -> tuple[asyncio.StreamReader, asynci
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path: Path, workers: int) -> None:
     """Data-plane D2: Triton loses answers, any model's, of too many; the bound is all workers' together."""
-    own, other = copy_of("a", limits=ReplicaLimits(queue_depth=1000)), copy_of("b")
+    own, other = replica_of("a", limits=ReplicaLimits(queue_depth=1000)), replica_of("b")
     flags = (f"--workers={workers}", "--triton-rest-requests=64")
     async with (
         fake_triton() as there,

@@ -14,7 +14,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ReplicaLimits
 from proxy.transport import tunnel as splice
 from proxy.wire.preamble import PREAMBLE_BYTES
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 from tests.fakes.eventually import until
 from tests.fakes.gateway import gateway
 from tests.fakes.triton_rest import BODY, fake_triton
@@ -178,7 +178,7 @@ async def test_a_client_that_does_not_take_what_was_broken_off_is_ended(
 
 async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
     """Through a sidecar and the real gateway: the place in the queue is free at once, and Triton hears of none of them."""
-    copy = copy_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
+    copy = replica_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
     async with fake_triton() as upstream, gateway_of(tmp_path, upstream.endpoint) as (real, control):
         control.tell([copy])
         target: Any = type("Target", (), {"endpoint": Endpoint("127.0.0.1", real.port)})

@@ -15,12 +15,12 @@ import pytest
 from berth.contract.endpoint import Endpoint, UnixSocket
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
-from tests.fakes.agent_control import Agent, agent_at, copy_of
+from tests.fakes.agent_control import Agent, agent_at, replica_of
 from tests.fakes.eventually import until
 from tests.fakes.triton_rest import BODY, fake_triton
 from tests.loopback.proxy.test_sidecar import agent, running, says
 
-COPY = copy_of("uid-1", "m")
+COPY = replica_of("uid-1", "m")
 READY = "/inference.GRPCInferenceService/ServerReady"
 
 

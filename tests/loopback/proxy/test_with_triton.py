@@ -46,7 +46,7 @@ from proxy.gateway.standalone import plane_config, static_spec
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
-from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.agent_control import agent_at, replica_of
 from tests.fakes.eventually import until
 from tests.fakes.sidecars import sidecar as sidecar_of
 from tests.fakes.slots import held
@@ -207,7 +207,7 @@ async def serve_by_gateway(
         control=UnixSocket(str(directory / "control")),
     )
     mine, theirs = (
-        copy_of(name, name, server_name=name, limits=options(name).limits) for name in ("mine", "theirs")
+        replica_of(name, name, server_name=name, limits=options(name).limits) for name in ("mine", "theirs")
     )
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(by_gateway(wanted))

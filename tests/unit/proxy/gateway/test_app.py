@@ -9,7 +9,7 @@ from berth.contract.gateway import ReplicaLimits
 from proxy.policy.refusal import Refusal
 from proxy.request.lifecycle import Request
 from proxy.wire.preamble import Kind
-from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.agent_control import agent_at, replica_of
 from tests.fakes.echo_gateway import echoed, get, known
 from tests.fakes.eventually import until
 from tests.fakes.sidecars import Refused, connect
@@ -17,14 +17,14 @@ from tests.fakes.sidecars import Refused, connect
 
 async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bounds(start: Any) -> None:
     async with start(most_request_bytes=100) as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b", limits=ReplicaLimits(max_request_bytes=99)))
+        await known(here, agent, replica_of("a"), replica_of("b", limits=ReplicaLimits(max_request_bytes=99)))
         for uid, told in (
             ("a", "bounded by --most-request-bytes of the node's gateway"),
             ("b", r"\(--max-request-bytes\)"),
         ):
-            copy = here.served(uid)
+            replica = here.served(uid)
             with pytest.raises(Refusal, match=told):
-                Request(copy, copy.rest, 0.0).require_size(101)
+                Request(replica, replica.rest, 0.0).require_size(101)
 
 
 async def test_a_ticket_opens_its_own_replica_and_none_before_the_agent_has_listed_it(start: Any) -> None:
@@ -34,7 +34,7 @@ async def test_a_ticket_opens_its_own_replica_and_none_before_the_agent_has_list
         with pytest.raises(Refused):
             await echoed(here, "a")
         async with agent_at(here.path) as agent:
-            await known(here, agent, copy_of("a", "resnet"), copy_of("b", "resnet", namespace="two"))
+            await known(here, agent, replica_of("a", "resnet"), replica_of("b", "resnet", namespace="two"))
             assert (await get(here, "/readyz"))[0] == 200
             for uid in "ab":
                 assert await echoed(here, uid) == b"resnet hello"
@@ -44,7 +44,7 @@ async def test_a_ticket_opens_its_own_replica_and_none_before_the_agent_has_list
         # The agent is away: what it told holds.
         assert await echoed(here, "a") == b"resnet hello"
         async with agent_at(here.path) as agent:
-            await known(here, agent, copy_of("b", "resnet", namespace="two"))
+            await known(here, agent, replica_of("b", "resnet", namespace="two"))
             with pytest.raises(Refused):
                 await echoed(here, "a")
             assert await echoed(here, "b") == b"resnet hello"
@@ -52,17 +52,17 @@ async def test_a_ticket_opens_its_own_replica_and_none_before_the_agent_has_list
 
 async def test_changed_limits_hold_at_once_and_close_no_connection(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a", limits=ReplicaLimits(container_concurrency=1)))
-        copy = here.served("a")
-        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REST)
+        await known(here, agent, replica_of("a", limits=ReplicaLimits(container_concurrency=1)))
+        replica = here.served("a")
+        reader, writer = await connect(here.port, replica_of("a").ticket, Kind.REST)
         for _ in range(2):
             writer.write(b"work")
             await reader.read(100)
-        assert (copy.admissions.running, copy.admissions.waiting) == (1, 1)
-        agent.tell([copy_of("a", limits=ReplicaLimits(container_concurrency=2, max_request_bytes=10**15))])
-        await until(lambda: copy.admissions.running == 2)
-        assert here.served("a") is copy
-        assert copy.limits.max_request_bytes == 64 * 1024**2  # the ceiling
+        assert (replica.admissions.running, replica.admissions.waiting) == (1, 1)
+        agent.tell([replica_of("a", limits=ReplicaLimits(container_concurrency=2, max_request_bytes=10**15))])
+        await until(lambda: replica.admissions.running == 2)
+        assert here.served("a") is replica
+        assert replica.limits.max_request_bytes == 64 * 1024**2  # the ceiling
         writer.write(b"still")
         assert await reader.read(100) == b"simple still"
         writer.close()
@@ -70,12 +70,12 @@ async def test_changed_limits_hold_at_once_and_close_no_connection(start: Any) -
 
 async def test_a_replica_that_is_no_longer_listed_is_drained_and_ended(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b"))
-        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REST)
+        await known(here, agent, replica_of("a"), replica_of("b"))
+        reader, writer = await connect(here.port, replica_of("a").ticket, Kind.REST)
         writer.write(b"work")
         await reader.read(100)
         (front,) = (front for front in here.clients.values() if front.clients)
-        agent.tell([copy_of("b")])
+        agent.tell([replica_of("b")])
         await until(lambda: front.stopped)
         here.plane.tick(asyncio.get_running_loop().time())
         writer.write(b"on")
@@ -88,8 +88,8 @@ async def test_a_replica_that_is_no_longer_listed_is_drained_and_ended(start: An
 
 async def test_the_agent_drains_a_replica(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b"))
-        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.GRPC)
+        await known(here, agent, replica_of("a"), replica_of("b"))
+        reader, writer = await connect(here.port, replica_of("a").ticket, Kind.GRPC)
         writer.write(b"work")
         await reader.read(100)
         agent.drain("a", 60)
@@ -108,8 +108,8 @@ async def test_the_agent_drains_a_replica(start: Any) -> None:
 
 async def test_a_drain_has_an_end(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
-        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.GRPC)
+        await known(here, agent, replica_of("a"))
+        reader, writer = await connect(here.port, replica_of("a").ticket, Kind.GRPC)
         writer.write(b"work")
         await reader.read(100)
         agent.drain("a", 0.2)
@@ -122,7 +122,7 @@ async def test_a_crash_names_the_replicas_that_were_in_triton(start: Any) -> Non
         here.gateway._events.triton_crashed(frozenset())  # nobody knows yet which there are
         async with agent_at(here.path) as agent:
             assert await agent.hears() == {"tritonDied": {"suspects": []}}
-            await known(here, agent, copy_of("a"), copy_of("b"))
+            await known(here, agent, replica_of("a"), replica_of("b"))
             control_plane = here.gateway.control_plane
             for _ in range(2):
                 control_plane._crashed_at = float("-inf")  # long ago
@@ -141,8 +141,8 @@ async def test_a_crash_names_the_replicas_that_were_in_triton(start: Any) -> Non
 
 async def test_at_the_end_what_is_under_way_is_waited_for(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
-        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REST)
+        await known(here, agent, replica_of("a"))
+        reader, writer = await connect(here.port, replica_of("a").ticket, Kind.REST)
         writer.write(b"work")
         await reader.read(100)
         ending = asyncio.create_task(here.gateway.end(30))

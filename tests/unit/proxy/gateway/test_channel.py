@@ -15,7 +15,7 @@ from proxy.gateway.channel import Channel
 from proxy.gateway.spec import FromWorker, ReplicaStats, Spec, Status, ToWorker
 from proxy.request.load import LoadReport
 from proxy.request.traffic import Figures
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 from tests.fakes.eventually import until
 
 
@@ -56,7 +56,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def spec_of_many(count: int) -> Spec:
-    replicas: tuple[ReplicaSpec, ...] = tuple(copy_of(f"uid-{number}") for number in range(count))
+    replicas: tuple[ReplicaSpec, ...] = tuple(replica_of(f"uid-{number}") for number in range(count))
     return Spec(replicas=replicas, ejected={"uid-1": "why"}, draining=frozenset({"uid-2"}))
 
 

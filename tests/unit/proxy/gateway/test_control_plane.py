@@ -8,7 +8,7 @@ from berth.contract.gateway import ReplicaLimits
 from proxy.gateway.control_plane import ControlPlane
 from proxy.gateway.registry import Ceilings
 from proxy.gateway.spec import Spec, Status
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 
 CEILINGS = Ceilings(
     request_timeout_seconds=100, max_json_bytes=10, max_request_bytes=20, max_inflight_bytes=40
@@ -44,9 +44,9 @@ def test_no_spec_before_the_agent_has_listed_and_then_only_one_that_is_new() -> 
     one.step(1)
     one.step(2)
     assert workers.specs == [Spec()]
-    one.list_replicas([copy_of("a")])
+    one.list_replicas([replica_of("a")])
     one.step(3)
-    one.list_replicas([copy_of("a")])
+    one.list_replicas([replica_of("a")])
     one.step(4)
     assert [len(spec.replicas) for spec in workers.specs] == [0, 1]
 
@@ -54,9 +54,9 @@ def test_no_spec_before_the_agent_has_listed_and_then_only_one_that_is_new() -> 
 def test_ceilings() -> None:
     one, workers = control_plane()
     wanted = ReplicaLimits(request_timeout_seconds=1000, max_inflight_bytes=15, max_json_bytes=5)
-    one.list_replicas([copy_of("a"), copy_of("b", limits=wanted)])
+    one.list_replicas([replica_of("a"), replica_of("b", limits=wanted)])
     one.step(0)
-    first, second = (copy.limits for copy in workers.specs[0].replicas)
+    first, second = (replica.limits for replica in workers.specs[0].replicas)
     assert (first.request_timeout_seconds, first.max_json_bytes) == (100, 10)
     assert (first.max_request_bytes, first.max_inflight_bytes) == (20, 40)
     assert (second.max_json_bytes, second.max_request_bytes, second.max_inflight_bytes) == (5, 15, 15)
@@ -66,7 +66,7 @@ def test_ceilings() -> None:
 
 def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None:
     one, workers = control_plane()
-    one.list_replicas([copy_of("a"), copy_of("b"), copy_of("c")])
+    one.list_replicas([replica_of("a"), replica_of("b"), replica_of("c")])
     workers.said = [Status(idle=frozenset({"a", "b"})), Status()]
     one.drain("a", 10, now=0)
     one.drain("b", 5, now=0)
@@ -94,7 +94,7 @@ def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None
 
 def test_a_pods_proxy_may_ask_for_a_drain_which_the_agent_is_not_told_of() -> None:
     one, workers = control_plane()
-    one.list_replicas([copy_of("a")])
+    one.list_replicas([replica_of("a")])
     workers.said = [Status(drain_requests=frozenset({"a", "gone"})), Status()]
     one.step(0)
     assert workers.specs[-1].draining == {"a"}
@@ -118,7 +118,7 @@ def test_a_pods_proxy_that_drains_and_goes_again_and_again_logs_a_line_a_minute(
     """data-plane D6. What the agent asks for is written each time."""
     caplog.set_level(logging.INFO, logger="proxy.gateway.control_plane")
     one, workers = control_plane()
-    one.list_replicas([copy_of("a"), copy_of("b")])
+    one.list_replicas([replica_of("a"), replica_of("b")])
 
     def lines() -> list[str]:
         return [vars(record)["fields"]["pod_uid"] for record in caplog.records if record.message == "drained"]
@@ -142,14 +142,14 @@ def test_a_pods_proxy_that_drains_and_goes_again_and_again_logs_a_line_a_minute(
     one.step(62)
     assert lines() == ["a", "b", "a", "a"]
     one.list_replicas([])
-    one.list_replicas([copy_of("a")])
+    one.list_replicas([replica_of("a")])
     drains("a", 63)
     assert lines() == ["a", "b", "a", "a", "a"]
 
 
 def test_all_processes_learn_that_a_pods_proxy_will_end() -> None:
     one, workers = control_plane()
-    one.list_replicas([copy_of("a"), copy_of("b")])
+    one.list_replicas([replica_of("a"), replica_of("b")])
     workers.said = [Status(leaving=frozenset({"a", "gone"})), Status()]
     one.step(0)
     assert (workers.specs[-1].leaving, workers.specs[-1].draining) == ({"a"}, frozenset())
@@ -160,31 +160,31 @@ def test_all_processes_learn_that_a_pods_proxy_will_end() -> None:
 
 def test_a_pod_that_comes_back_is_not_drained() -> None:
     one, workers = control_plane()
-    one.list_replicas([copy_of("a")])
+    one.list_replicas([replica_of("a")])
     one.drain("a", 0, now=0)
     one.step(1)
     one.list_replicas([])
-    one.list_replicas([copy_of("a")])
+    one.list_replicas([replica_of("a")])
     one.step(2)
     assert (workers.specs[-1].draining, workers.specs[-1].drained) == (frozenset(), frozenset())
 
 
 def test_a_drain_ends_with_the_agent_that_asked_for_it_and_not_one_of_a_pods_proxy() -> None:
     one, workers = control_plane()
-    one.list_replicas([copy_of("a"), copy_of("b"), copy_of("c")])
+    one.list_replicas([replica_of("a"), replica_of("b"), replica_of("c")])
     for uid in ("a", "b"):
         one.drain(uid, 60, now=0)
     workers.said = [Status(idle=frozenset({"b"}), drain_requests=frozenset({"c"}))]
     one.step(1)
     assert workers.specs[-1].drained == {"b"}
-    one.list_replicas([copy_of("a"), copy_of("b"), copy_of("c")], is_new_agent=True)
+    one.list_replicas([replica_of("a"), replica_of("b"), replica_of("c")], is_new_agent=True)
     one.step(2)
     assert (workers.specs[-1].draining, workers.specs[-1].drained) == ({"c"}, frozenset())
 
 
 def test_one_crash_is_one_however_many_processes_report_it() -> None:
     one, _ = control_plane()
-    one.list_replicas([copy_of("a"), copy_of("b")])
+    one.list_replicas([replica_of("a"), replica_of("b")])
     one.triton_crashed({"a"}, now=100)
     one.step(100.5, settle_seconds=1)
     assert not one.messages
@@ -198,7 +198,7 @@ def test_one_crash_is_one_however_many_processes_report_it() -> None:
 
 def test_a_replica_that_was_alone_in_two_crashes_is_ejected_for_a_time() -> None:
     one, workers = control_plane()
-    one.list_replicas([copy_of("a"), copy_of("b")])
+    one.list_replicas([replica_of("a"), replica_of("b")])
     for now in (100, 200):
         one.triton_crashed({"a"}, now=now)
         one.step(now)

@@ -12,15 +12,15 @@ import pytest
 
 from berth.runtime.errors import CannotStart
 from proxy.gateway import control_socket as control_module
-from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.agent_control import agent_at, replica_of
 from tests.fakes.echo_gateway import echoed, known
 from tests.fakes.eventually import until
 
 
 async def test_lines_that_cannot_be_read_change_nothing(start: Any, caplog: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
-        bad = copy_of("b").to_json()
+        await known(here, agent, replica_of("a"))
+        bad = replica_of("b").to_json()
         for line in (
             b"nonsense",
             b"[]",
@@ -32,7 +32,7 @@ async def test_lines_that_cannot_be_read_change_nothing(start: Any, caplog: Any)
             b"[" * 100_000,
         ):
             agent.writer.write(line + b"\n")
-        agent.say({"replicas": [copy_of("a").to_json(), {**bad, "ticket": "00"}]})
+        agent.say({"replicas": [replica_of("a").to_json(), {**bad, "ticket": "00"}]})
         agent.say({"replicas": [bad, {**bad, "podUid": "other", "serverName": "simple-other"}]})
         agent.say({"news": "unknown"})
         agent.drain("nobody", 1)
@@ -46,7 +46,7 @@ async def test_a_peer_that_does_not_begin_as_an_agent_is_not_read(start: Any) ->
     """HTTP/2 that was meant for Triton, with a client's bytes in it."""
     async with start() as here, agent_at(here.path) as stranger:
         stranger.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\n")
-        stranger.say({"replicas": [copy_of("a").to_json()]})
+        stranger.say({"replicas": [replica_of("a").to_json()]})
         with pytest.raises((EOFError, ConnectionError)):
             await stranger.hears()
         assert not here.gateway.control_plane.registry.is_listed
@@ -55,11 +55,11 @@ async def test_a_peer_that_does_not_begin_as_an_agent_is_not_read(start: Any) ->
 async def test_an_agent_that_restarts_gets_back_the_replica_that_it_drained(start: Any) -> None:
     async with start() as here:
         async with agent_at(here.path) as agent:
-            await known(here, agent, copy_of("a"))
+            await known(here, agent, replica_of("a"))
             agent.drain("a", 60)
             assert await agent.hears() == {"drained": "a"}
         async with agent_at(here.path) as agent:
-            agent.tell([copy_of("a")])
+            agent.tell([replica_of("a")])
             await until(lambda: not here.served("a").draining)
             assert await echoed(here, "a") == b"simple hello"
 
@@ -90,7 +90,7 @@ async def test_the_socket_of_a_killed_gateway_is_replaced(start: Any, tmp_path: 
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "control"))
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
+        await known(here, agent, replica_of("a"))
         await cannot_start(start, "another gateway")
         assert await echoed(here, "a") == b"simple hello"
     (tmp_path / "control").write_text("no socket")
@@ -99,11 +99,11 @@ async def test_the_socket_of_a_killed_gateway_is_replaced(start: Any, tmp_path: 
 
 async def test_the_last_agent_to_connect_is_the_agent(start: Any) -> None:
     async with start() as here, agent_at(here.path) as old:
-        await known(here, old, copy_of("a"))
+        await known(here, old, replica_of("a"))
         async with agent_at(here.path) as new:
             with pytest.raises((EOFError, ConnectionError)):
                 await old.hears()
-            await known(here, new, copy_of("b"))
+            await known(here, new, replica_of("b"))
             new.drain("b", 5)
             assert await new.hears() == {"drained": "b"}
 

@@ -172,7 +172,7 @@ async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     other = [process.connect("other")[0] for _ in range(IN_A_TURN + 1)]
     for connection in other:
         connection.data_received(b"12345")
-    assert len(process.log) == 2 * IN_A_TURN + 2  # what one copy has kept back takes no room from another
+    assert len(process.log) == 2 * IN_A_TURN + 2  # what one replica has kept back takes no room from another
     while process.turns._turns.has_waiting:
         await process.turn()
     assert all(wire.reading for _, _, wire in connections)

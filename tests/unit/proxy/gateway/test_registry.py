@@ -7,7 +7,7 @@ import pytest
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import ReplicaLimits
 from proxy.gateway.registry import Ceilings, Registry, read_replicas
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 
 CEILINGS = Ceilings(
     request_timeout_seconds=100, max_json_bytes=10, max_request_bytes=20, max_inflight_bytes=40
@@ -44,17 +44,17 @@ def test_who_is_refused_is_told_what_its_operator_can_change(
 
 def test_new_changed_ended() -> None:
     registry = Registry()
-    a, b = copy_of("a"), copy_of("b")
+    a, b = replica_of("a"), replica_of("b")
     assert registry.apply([a, b]).new == (a, b)
-    other = copy_of("b", limits=ReplicaLimits(container_concurrency=1))
+    other = replica_of("b", limits=ReplicaLimits(container_concurrency=1))
     changes = registry.apply([a, other])
     assert (changes.new, changes.changed, changes.ended) == ((), (other,), ())
-    # The same pod with another name on the server is another copy: the old one's connections end.
-    moved = copy_of("b", server_name="simple-of-b-anew")
+    # The same pod with another name on the server is another replica: the old one's connections end.
+    moved = replica_of("b", server_name="simple-of-b-anew")
     changes = registry.apply([moved])
     assert (changes.new, changes.ended) == ((moved,), (a, other))
     # So is one with another ticket, as when the node's secret was made anew: the old one opens nothing more.
-    anew = copy_of("b", server_name="simple-of-b-anew", ticket=bytes(32))
+    anew = replica_of("b", server_name="simple-of-b-anew", ticket=bytes(32))
     changes = registry.apply([anew])
     assert (changes.new, changes.ended) == ((anew,), (moved,))
 
@@ -67,14 +67,14 @@ def test_new_changed_ended() -> None:
         {"ticket": "zz"},
         {"withheld": 5},
         {"limits": {}},
-        {"limits": {**copy_of("a").to_json()["limits"], "containerConcurrency": -1}},
-        {"limits": {**copy_of("a").to_json()["limits"], "requestTimeoutSeconds": 0}},
-        {"limits": {**copy_of("a").to_json()["limits"], "requestTimeoutSeconds": float("nan")}},
-        {"limits": {**copy_of("a").to_json()["limits"], "maxJsonBytes": 0}},
+        {"limits": {**replica_of("a").to_json()["limits"], "containerConcurrency": -1}},
+        {"limits": {**replica_of("a").to_json()["limits"], "requestTimeoutSeconds": 0}},
+        {"limits": {**replica_of("a").to_json()["limits"], "requestTimeoutSeconds": float("nan")}},
+        {"limits": {**replica_of("a").to_json()["limits"], "maxJsonBytes": 0}},
     ],
 )
 def test_copies_that_cannot_be(wrong: dict[str, Any]) -> None:
-    good = copy_of("a").to_json()
-    assert read_replicas([good]) == (copy_of("a"),)
+    good = replica_of("a").to_json()
+    assert read_replicas([good]) == (replica_of("a"),)
     with pytest.raises(InvalidValue):
-        read_replicas([copy_of("b").to_json(), {**good, **wrong}])
+        read_replicas([replica_of("b").to_json(), {**good, **wrong}])

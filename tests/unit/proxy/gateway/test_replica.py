@@ -9,21 +9,21 @@ import pytest
 from berth.contract.gateway import ReplicaLimits
 from proxy.gateway.spec import Spec
 from proxy.wire.preamble import Kind
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 from tests.fakes.gateway_plane import Plane, spec_of
 
 
 async def test_triton_is_polled_at_once_when_the_agent_has_loaded_a_model_or_lost_it(plane: Plane) -> None:
     for loaded, limit in ((False, 0), (False, 3), (True, 3), (True, 5), (False, 5)):
         limits = ReplicaLimits(container_concurrency=limit)
-        await plane.apply(Spec(replicas=(copy_of("a", loaded=loaded, limits=limits), copy_of("b"))))
+        await plane.apply(Spec(replicas=(replica_of("a", loaded=loaded, limits=limits), replica_of("b"))))
     assert [watch.nudges for watch in plane.pollers] == [2, 0]
 
 
 async def test_it_is_withheld_and_ejected_as_the_last_spec_says(
     plane: Plane,
 ) -> None:
-    await plane.apply(Spec(replicas=(copy_of("a", withheld="its GPU"),)))
+    await plane.apply(Spec(replicas=(replica_of("a", withheld="its GPU"),)))
     replica = plane.replica("a")
     assert replica.not_ready() == "its GPU"
     await plane.apply(spec_of("a", ejected={"a": "it killed Triton"}))
@@ -79,8 +79,8 @@ async def test_clients_learn_of_readiness_and_polling_ends_with_the_replica(plan
 
 async def test_limits_that_change_hold_for_later_requests(plane: Plane) -> None:
     await plane.apply(spec_of("a"))
-    other = copy_of("a").limits.__class__(container_concurrency=3)
-    await plane.apply(Spec(replicas=(copy_of("a", limits=other),)))
+    other = replica_of("a").limits.__class__(container_concurrency=3)
+    await plane.apply(Spec(replicas=(replica_of("a", limits=other),)))
     assert plane.replica("a").limits == other
     await plane.apply(spec_of())
     assert plane.connect("a") is None

@@ -12,7 +12,7 @@ from proxy.request.load import LoadReport
 from proxy.request.traffic import Figures
 from proxy.wire.preamble import Kind
 from proxy.wire.report import LEAVING
-from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.agent_control import agent_at, replica_of
 from tests.fakes.echo_gateway import echoed, known
 from tests.fakes.eventually import until
 from tests.fakes.gateway_plane import Plane, spec_of
@@ -70,31 +70,31 @@ async def test_a_peer_that_does_not_read_has_no_more_waiting_and_learns_of_the_d
 
 async def test_a_replica_whose_pod_ends_is_unready_in_every_process_and_served_meanwhile(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
-        copy, told = here.served("a"), here.plane._by_uid["a"].spec
+        await known(here, agent, replica_of("a"))
+        replica, told = here.served("a"), here.plane._by_uid["a"].spec
         here.plane.apply(
             Spec(replicas=(told,), leaving=frozenset({"a"}))
         )  # it has said so to another process
-        assert copy.not_ready() == "draining"
+        assert replica.not_ready() == "draining"
         assert await echoed(here, "a") == b"simple hello"
         here.plane.apply(Spec(replicas=(told,)))
-        assert copy.not_ready() is None
+        assert replica.not_ready() is None
         async with reports(here.port, told.ticket) as sidecar:
             await sidecar.next()
             sidecar.writer.write(LEAVING)
             await until(lambda: here.plane.status().leaving == {"a"})
-            assert copy.not_ready() == "draining"
+            assert replica.not_ready() == "draining"
             here.plane.apply(Spec(replicas=(told,)))  # from before this process had said so
-            assert copy.not_ready() == "draining"
-        await until(lambda: copy.not_ready() is None)
+            assert replica.not_ready() == "draining"
+        await until(lambda: replica.not_ready() is None)
         assert here.plane.status().leaving == frozenset()
 
 
 async def test_a_pods_proxy_reads_of_its_replica_alone_and_drains_it(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b"))
+        await known(here, agent, replica_of("a"), replica_of("b"))
         here.served("a").rest.answered("200", 0.1)
-        async with reports(here.port, copy_of("a").ticket) as sidecar:
+        async with reports(here.port, replica_of("a").ticket) as sidecar:
             first = await sidecar.next()
             assert first["notReady"] is None
             assert first["figures"]["rest"]["codes"] == {"200": 1}
@@ -106,9 +106,9 @@ async def test_a_pods_proxy_reads_of_its_replica_alone_and_drains_it(start: Any)
                 "second",
                 "last_arrival",
             }
-            agent.tell([copy_of("a", withheld="the GPU is broken"), copy_of("b")])
+            agent.tell([replica_of("a", withheld="the GPU is broken"), replica_of("b")])
             assert (await sidecar.next())["notReady"] == "the GPU is broken"
-            agent.tell([copy_of("a"), copy_of("b")])
+            agent.tell([replica_of("a"), replica_of("b")])
             assert (await sidecar.next())["notReady"] is None
             sidecar.writer.write(b"nonsense\n")
             sidecar.ask_to_drain()
@@ -122,9 +122,9 @@ async def test_a_pods_proxy_reads_of_its_replica_alone_and_drains_it(start: Any)
 
 async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b"))
-        ours = [await connect(here.port, copy_of("a").ticket, Kind.REPORT) for _ in range(20)]
-        async with reports(here.port, copy_of("b").ticket) as sidecar:
+        await known(here, agent, replica_of("a"), replica_of("b"))
+        ours = [await connect(here.port, replica_of("a").ticket, Kind.REPORT) for _ in range(20)]
+        async with reports(here.port, replica_of("b").ticket) as sidecar:
             assert (await sidecar.next())["notReady"] is None
         last = ours[-1][0]
         assert b"notReady" in await last.readline()
@@ -140,10 +140,10 @@ async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: 
 async def test_what_a_connection_has_said_ends_with_it_though_another_is_open(start: Any) -> None:
     """The container of a pod's sidecar is started anew: whoever is left has not said that it ends."""
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
-        async with reports(here.port, copy_of("a").ticket) as stays:
+        await known(here, agent, replica_of("a"))
+        async with reports(here.port, replica_of("a").ticket) as stays:
             for status in (b'{"drain":true}\n', b'{"leaving":true}\n'):
-                async with reports(here.port, copy_of("a").ticket) as goes:
+                async with reports(here.port, replica_of("a").ticket) as goes:
                     goes.writer.write(status)
                     while (await stays.next()).get("notReady") != "draining":
                         pass
@@ -156,11 +156,11 @@ async def test_what_a_connection_has_said_ends_with_it_though_another_is_open(st
 async def test_a_flood_of_connections_gets_few_lines(start: Any) -> None:
     """Each costs a line at once: what a pod's connections cost all the others is bounded in every second."""
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b"))
+        await known(here, agent, replica_of("a"), replica_of("b"))
         taken, began = 0, asyncio.get_running_loop().time()
         for _ in range(400):
             try:
-                reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REPORT)
+                reader, writer = await connect(here.port, replica_of("a").ticket, Kind.REPORT)
             except Refused:
                 continue
             taken += 1
@@ -168,17 +168,17 @@ async def test_a_flood_of_connections_gets_few_lines(start: Any) -> None:
             writer.close()
         seconds = asyncio.get_running_loop().time() - began
         assert 32 <= taken <= 32 * (seconds + 2)
-        async with reports(here.port, copy_of("b").ticket) as sidecar:
+        async with reports(here.port, replica_of("b").ticket) as sidecar:
             assert (await sidecar.next())["notReady"] is None
         here.plane.tick(0.0)
-        (await connect(here.port, copy_of("a").ticket, Kind.REPORT))[1].close()
+        (await connect(here.port, replica_of("a").ticket, Kind.REPORT))[1].close()
 
 
 async def test_a_peer_that_sends_without_end_is_closed(start: Any) -> None:
     """What it says is nobody's turn: it has to be short, or all others wait for it."""
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"))
-        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REPORT)
+        await known(here, agent, replica_of("a"))
+        reader, writer = await connect(here.port, replica_of("a").ticket, Kind.REPORT)
         writer.write(b'{"nothing":1}\n' * 5000 + b'{"drain":true}\n')
         with suppress(ConnectionError):
             async with asyncio.timeout(10):
@@ -187,7 +187,7 @@ async def test_a_peer_that_sends_without_end_is_closed(start: Any) -> None:
         assert not here.served("a").draining
         writer.close()
         # Now and then a status is no flood, however long it goes on.
-        async with reports(here.port, copy_of("a").ticket) as sidecar:
+        async with reports(here.port, replica_of("a").ticket) as sidecar:
             for _ in range(6):
                 sidecar.writer.write(b'{"nothing":1}\n' * 200)
                 await asyncio.sleep(0.05)

@@ -27,7 +27,7 @@ from proxy.request.grpc_head import INFER
 from proxy.request.messages import framed
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
 from tests.fakes.eventually import until
 from tests.fakes.grpc_peers import Both, request
@@ -56,7 +56,7 @@ def replicas(workers: int, **more: Any) -> Iterator[list[Replica]]:
     config = app.plane_config(gateway_options(workers=workers, **more))
     server = Server(config, events(), lambda _: None)
     limits = ReplicaLimits(queue_depth=100)
-    made = [server._make_replica(copy_of(uid, limits=limits)).replica for uid in "ab"]
+    made = [server._make_replica(replica_of(uid, limits=limits)).replica for uid in "ab"]
     yield made
     for one in made:
         one.admissions.close()

@@ -7,7 +7,7 @@ import msgspec
 from proxy.gateway.spec import ReplicaStats, Spec, Status, aggregate
 from proxy.request.load import LoadReport
 from proxy.request.traffic import Figures
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 
 
 def test_one_total_of_all_processes() -> None:
@@ -35,7 +35,7 @@ def test_one_total_of_all_processes() -> None:
     )
     assert msgspec.json.decode(msgspec.json.encode(said), type=Status) == said
     spec = Spec(
-        replicas=(copy_of("a"),),
+        replicas=(replica_of("a"),),
         ejected={"a": "why"},
         draining=frozenset("a"),
         drained=frozenset("b"),

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.agent_control import agent_at, replica_of
 from tests.fakes.echo_gateway import echoed, get, known
 from tests.fakes.sidecars import Refused
 
 
 async def test_metrics_and_stats_of_all_replicas(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a", "resnet"), copy_of("b", "resnet", namespace="two"))
+        await known(here, agent, replica_of("a", "resnet"), replica_of("b", "resnet", namespace="two"))
         here.served("b").rest.answered("200", 0.1)
         with pytest.raises(Refused):
             await echoed(here, "c")

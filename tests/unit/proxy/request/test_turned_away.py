@@ -11,7 +11,7 @@ from proxy.policy.refusal import NotServed, Refusal, Why
 from proxy.request.messages import framed
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind, Preamble
-from tests.fakes.agent_control import copy_of
+from tests.fakes.agent_control import replica_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_replica, settle, triton_at_hand
 from tests.fakes.gateway_plane import Plane
 from tests.fakes.grpc_peers import Client, request
@@ -151,8 +151,8 @@ async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[Replic
 @pytest.mark.parametrize("draining", [True, False])
 async def test_a_connection_that_finds_no_place_or_no_replica_has_arrived(draining: bool) -> None:
     plane = Plane(most_connections=0)
-    await plane.apply(Spec(replicas=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
-    assert plane.router.route(Preamble(Kind.REST, copy_of("a").ticket)) is None
-    assert plane.router.route(Preamble(Kind.GRPC, copy_of("b").ticket)) is None  # of no replica
+    await plane.apply(Spec(replicas=(replica_of("a"),), draining=frozenset("a") if draining else frozenset()))
+    assert plane.router.route(Preamble(Kind.REST, replica_of("a").ticket)) is None
+    assert plane.router.route(Preamble(Kind.GRPC, replica_of("b").ticket)) is None  # of no replica
     assert arrived(plane.replica("a")) == 1
     await plane.data_plane.close()
