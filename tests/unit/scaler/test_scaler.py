@@ -584,6 +584,18 @@ def test_two_replicas_of_one_model_go_for_two_others() -> None:
     assert scales([one for one in actions if one.model == model.key])[-1] == 0
 
 
+def test_an_evicted_model_that_is_used_again_is_retained_again() -> None:
+    cluster = Cluster(places=1)
+    kept = idle_for_long(cluster)
+    cluster.add("needy", min_scale="1", load_seconds=1, **ONE)
+    cluster.until(lambda: kept.replicas == 0, most=30)
+    cluster.places, kept.load = 2, 1
+    cluster.run(20)
+    kept.load = 0
+    cluster.run(5 * WINDOW)
+    assert len(cluster.ready(kept)) == 1
+
+
 def test_an_evicted_model_gets_no_more_replicas_than_were_left_by_hand() -> None:
     cluster = Cluster(places=2, config={"max-scale-down-rate": "10"})
     model = two_idle(cluster)
