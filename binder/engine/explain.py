@@ -50,7 +50,7 @@ def verdicts(decider: Decider, demand: Demand) -> list[NodeVerdict]:
 
 
 def summary(decider: Decider, demand: Demand, refusal: Refusal) -> str:
-    """How many nodes refuse for each reason, and how near the nearest came."""
+    """How many nodes refuse for each reason, and how near the nearest came: `0/5 nodes: 3 REASON (detail), 1 REASON`."""
     table = decider.table
     nodes = len(table.row_of)
     if refusal.because is not None:
