@@ -63,8 +63,12 @@ CODE_BACKENDS = frozenset({"dali", "python", "pytorch", "tensorflow"})
 class CodeReport(msgspec.Struct, frozen=True):
     """The node's rule for models with code, and the namespace whose code it holds; None: it holds none."""
 
-    rule: CodeRule = CodeRule.ANY
+    rule: CodeRule
     namespace: str | None = None
+
+
+# The rule of an agent that does not report one.
+_ANY_CODE = CodeReport(CodeRule.ANY)
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -157,8 +161,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     capabilities: tuple[str, ...]
     triton: TritonReport
-    # The rule of an agent that does not report one.
-    code: CodeReport = CodeReport()
+    code: CodeReport = _ANY_CODE
     gpus: tuple[GpuReport, ...]
     models: tuple[ModelReport, ...]
     generation: int = 0
@@ -229,7 +232,7 @@ class _Read(msgspec.Struct, kw_only=True, rename="camel"):
     server: str
     capabilities: tuple[str, ...]
     triton: TritonReport
-    code: CodeReport = CodeReport()
+    code: CodeReport = _ANY_CODE
     gpus: tuple[GpuReport, ...]
     models: list[Any]
     generation: Count

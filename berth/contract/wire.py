@@ -40,6 +40,10 @@ def convert(data: object, kind: type[T], *, what: str) -> T:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise InvalidValue(_named(error, what)) from error
+    except UnicodeError as error:  # half a surrogate pair in a name, or in a text where none is expected
+        raise InvalidValue(f"{what} is not Unicode: {error}") from error
+    except RecursionError as error:
+        raise InvalidValue(f"{what} is nested too deeply") from error
 
 
 def read(text: str, kind: type[T], *, what: str, limit: int = TEXT_LIMIT) -> T:

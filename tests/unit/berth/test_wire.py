@@ -1,6 +1,8 @@
 """JSON from outside, read as structs."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,3 +54,28 @@ def test_a_text_is_read_up_to_its_limit() -> None:
     with pytest.raises(InvalidValue, match="it has 14 characters; at most 13 are read"):
         wire.read(text, Some, what="it", limit=len(text) - 1)
     assert 64 * 1024 <= TEXT_LIMIT <= 256 * 1024  # all annotations of an object together have no more
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"\ud800": 1, "twoWords": 1}',
+        r'{"twoWords": "\ud800"}',
+        r'"\ud800"',
+        r'{"twoWords": 1, "items": ["\udfff"]}',
+    ],
+)
+def test_half_a_surrogate_pair_where_none_is_expected_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue, match="^it is not Unicode: "):
+        wire.read(text, Some, what="it")
+
+
+def test_half_a_surrogate_pair_in_a_text_is_kept() -> None:
+    assert wire.read(r'{"text": "\ud800"}', dict[str, str], what="it") == {"text": "\ud800"}
+
+
+def test_what_nests_as_deep_as_it_can_be_parsed_is_read_or_refused() -> None:
+    for depth in range(800, 1100):
+        text = '{"more": ' + "[" * depth + "]" * depth + "}"
+        with suppress(InvalidValue):
+            assert list(wire.read(text, dict[str, Any], what="it")) == ["more"]

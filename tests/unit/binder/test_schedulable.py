@@ -775,7 +775,7 @@ def test_nobody_goes_who_need_not(seed: int) -> None:
 def test_a_node_with_a_copy_more_is_what_the_state_makes_of_it(seed: int) -> None:
     chance = random.Random(seed)
     rule = chance.choice(
-        (CodeReport(), CodeReport(CodeRule.NAMESPACE), CodeReport(CodeRule.NAMESPACE, "team"))
+        (CodeReport(CodeRule.ANY), CodeReport(CodeRule.NAMESPACE), CodeReport(CodeRule.NAMESPACE, "team"))
     )
     cluster = Cluster(KEYS, clock=lambda: 0.0)
     cluster.state.set_node(node(says=report(gpu("n1-0"), gpu("n1-1", index=1), code=rule)))
