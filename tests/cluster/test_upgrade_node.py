@@ -118,8 +118,13 @@ class Node:
 def _model(pod: Json) -> ModelReport:
     meta = pod["metadata"]
     return ModelReport(
-        *(PodUid(meta["uid"]), SYSTEM, meta["name"], None, ModelName("m")),
-        *(GpuUuid("GPU-x"), 1, None, ModelState.READY),
+        pod_uid=PodUid(meta["uid"]),
+        namespace=SYSTEM,
+        pod_name=meta["name"],
+        model_name=ModelName("m"),
+        gpu=GpuUuid("GPU-x"),
+        requested_bytes=1,
+        state=ModelState.READY,
     )
 
 
