@@ -177,7 +177,7 @@ def test_what_an_agent_leaves_out_is_unknown() -> None:
         ("models", {}, "report.models: Expected `array`"),
         ("models.0", "x", r"report.models\[0\]: Expected `object`"),
         ("models.0.state", "dancing", r"models\[0\].state: .*'dancing'"),
-        ("models.0.state", "\ud800", "^node report is not Unicode: "),
+        ("models.0.state", "\ud800", r"models\[0\] is not Unicode: "),
         ("models.0.failure", "bad luck", r"models\[0\].failure: .*'bad luck'"),
         ("models.0.otherGpus", ["x", 1], r"models\[0\].otherGpus\[1\]: Expected `str`"),
         ("models.0.requestedBytes", True, r"models\[0\].requestedBytes: .*got `bool`"),

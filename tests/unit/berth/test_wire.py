@@ -66,7 +66,7 @@ def test_a_text_is_read_up_to_its_limit() -> None:
     ],
 )
 def test_half_a_surrogate_pair_where_none_is_expected_is_refused(text: str) -> None:
-    with pytest.raises(InvalidValue, match="^it is not Unicode: "):
+    with pytest.raises(InvalidValue, match=r"^it is not Unicode: "):
         wire.read(text, Some, what="it")
 
 
