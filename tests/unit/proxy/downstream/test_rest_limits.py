@@ -404,7 +404,7 @@ async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: in
     ]
     data = [infer(rng.choice(bodies)) for _ in range(12)]
     quick, slow = connect(), connect()
-    slow.downstream.usual.remember = lambda *_: None  # type: ignore[method-assign]
+    slow.downstream.known_heads.remember = lambda *_: None  # type: ignore[method-assign]
     for pair in (quick, slow):
         for one in data:
             pair.client.data_received(one)
