@@ -2,17 +2,40 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 
+T = TypeVar("T", bound=Hashable)
 
-class _Waiter:
-    def __init__(self, ref: PodRef) -> None:
-        self.ref = ref
-        self.granted = asyncio.Event()
+
+class _Holders:
+    """Which pods hold some of `most` things, in the order in which they came; counted, so that each question costs
+    the same however many they are."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.refs: dict[asyncio.Event, PodRef] = {}
+        self.pods: Counter[PodUid] = Counter()
+        self._namespaces: Counter[str] = Counter()
+
+    def has_share(self, namespace: str) -> bool:
+        """One more, only while it holds fewer than are free."""
+        return self._namespaces.get(namespace, 0) < self._most - len(self.refs)
+
+    def add(self, granted: asyncio.Event, ref: PodRef) -> None:
+        self.refs[granted] = ref
+        self.pods[ref.uid] += 1
+        self._namespaces[ref.namespace] += 1
+
+    def remove(self, granted: asyncio.Event) -> None:
+        """No harm where it is not there."""
+        if (ref := self.refs.pop(granted, None)) is not None:
+            _take_one(self.pods, ref.uid)
+            _take_one(self._namespaces, ref.namespace)
 
 
 class FairSlots:
@@ -27,64 +50,61 @@ class FairSlots:
     def __init__(
         self, *, slots: int, places: int, wait_seconds: float, per_pod: int, busy: Callable[[], Exception]
     ) -> None:
-        self._slots, self._places, self._wait_seconds = slots, places, wait_seconds
-        self._per_pod, self._busy = per_pod, busy
-        self._running: list[_Waiter] = []
-        self._waiting: list[_Waiter] = []
+        self._wait_seconds, self._per_pod, self._busy = wait_seconds, per_pod, busy
+        self._running, self._waiting = _Holders(slots), _Holders(places)
 
     @property
     def running(self) -> list[PodRef]:
-        return [one.ref for one in self._running]
+        return list(self._running.refs.values())
 
     @property
     def waiting(self) -> list[PodRef]:
-        return [one.ref for one in self._waiting]
+        return list(self._waiting.refs.values())
 
     def pods(self) -> set[PodUid]:
-        return {ref.uid for ref in (*self.running, *self.waiting)}
+        return {*self._running.pods, *self._waiting.pods}
 
     def require_place(self, ref: PodRef) -> None:
         """Raises what `busy` makes."""
-        if not _is_fair(ref.namespace, self._waiting, self._places):
+        if not self._waiting.has_share(ref.namespace):
             raise self._busy()
 
     @asynccontextmanager
     async def slot(self, ref: PodRef) -> AsyncIterator[None]:
         """A slot for as long as the block lasts. Raises what `busy` makes."""
         self.require_place(ref)
-        waiter = _Waiter(ref)
-        self._waiting.append(waiter)
+        granted = asyncio.Event()
+        self._waiting.add(granted, ref)
         self._grant()
         try:
-            await self._until_granted(waiter)
+            await self._until(granted)
             yield
         finally:
-            self._leave(waiter)
+            self._leave(granted)
 
-    async def _until_granted(self, waiter: _Waiter) -> None:
+    async def _until(self, granted: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await waiter.granted.wait()
+                await granted.wait()
         except TimeoutError:
-            self._leave(waiter)
+            self._leave(granted)
             raise self._busy() from None
 
-    def _leave(self, waiter: _Waiter) -> None:
-        for those in (self._running, self._waiting):
-            if waiter in those:
-                those.remove(waiter)
+    def _leave(self, granted: asyncio.Event) -> None:
+        self._running.remove(granted)
+        self._waiting.remove(granted)
         self._grant()
 
     def _grant(self) -> None:
-        for waiter in list(self._waiting):
-            pods = Counter(one.ref.uid for one in self._running)
-            if pods[waiter.ref.uid] < self._per_pod and _is_fair(
-                waiter.ref.namespace, self._running, self._slots
-            ):
-                self._waiting.remove(waiter)
-                self._running.append(waiter)
-                waiter.granted.set()
+        running, most = self._running, self._per_pod
+        for granted, ref in list(self._waiting.refs.items()):
+            if running.pods.get(ref.uid, 0) < most and running.has_share(ref.namespace):
+                self._waiting.remove(granted)
+                running.add(granted, ref)
+                granted.set()
 
 
-def _is_fair(namespace: str, taken: Sequence[_Waiter], most: int) -> bool:
-    return sum(one.ref.namespace == namespace for one in taken) < most - len(taken)
+def _take_one(counted: Counter[T], key: T) -> None:
+    counted[key] -= 1
+    if not counted[key]:
+        del counted[key]

@@ -1,6 +1,7 @@
 """Few at once, fair between namespaces: as requests are read."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
@@ -8,6 +9,25 @@ from agent.fair_slots import FairSlots
 from agent.limits import READ_AT_ONCE, READ_CALLS, Busy, _too_many_send
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
+
+
+class CountedRef:
+    """A pod's reference that counts how often it is looked at."""
+
+    looks = 0
+
+    def __init__(self, namespace: str, uid: str) -> None:
+        self._namespace, self._uid = namespace, PodUid(uid)
+
+    @property
+    def namespace(self) -> str:
+        CountedRef.looks += 1
+        return self._namespace
+
+    @property
+    def uid(self) -> PodUid:
+        CountedRef.looks += 1
+        return self._uid
 
 
 def reading_of(*, slots: int = READ_AT_ONCE, places: int = 1024, wait_seconds: float = 10.0) -> FairSlots:
@@ -101,3 +121,19 @@ async def test_who_leaves_lets_one_in_and_not_two() -> None:
     assert read_of(reading) == ["b/1", "c/1", "a/3"]
     end.set()
     await asyncio.wait_for(asyncio.gather(*later), 20)
+
+
+async def test_a_change_looks_a_few_times_at_those_that_wait_however_many_have_a_slot() -> None:
+    """Else a thousand calls that wait hold the event loop for seconds."""
+    reading, soon, end = reading_of(), asyncio.Event(), asyncio.Event()
+    refs = [cast(PodRef, CountedRef(f"n{n % 8}", str(n // 2))) for n in range(300)]
+    leaver = asyncio.create_task(reads(reading, refs[0], until=soon))
+    others = [asyncio.create_task(reads(reading, one, until=end)) for one in refs[1:]]
+    await asyncio.sleep(0)
+    assert len(reading.running) > 20
+    before = CountedRef.looks
+    soon.set()
+    await asyncio.wait_for(asyncio.gather(leaver), 20)
+    assert CountedRef.looks - before <= 3 * len(refs)
+    end.set()
+    await asyncio.wait_for(asyncio.gather(*others), 20)
