@@ -23,7 +23,7 @@ from tests.node.support import (
     steadily,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 
 def restarts(pod: Json, container: str) -> int:
@@ -69,7 +69,6 @@ async def test_a_killed_gateway_is_back_and_nothing_else_is_started_anew(
     assert restarts(again, "proxy") == restarts(pod, "proxy")
 
 
-@pytest.mark.nightly
 async def test_models_serve_on_while_the_agent_is_killed_again_and_again(
     user: NodeUser, simple: Served
 ) -> None:
@@ -86,7 +85,6 @@ async def test_models_serve_on_while_the_agent_is_killed_again_and_again(
     assert restarts(await simple.pod(), "proxy") == restarts(pod, "proxy")
 
 
-@pytest.mark.nightly
 async def test_an_updated_agent_leaves_models_serving(user: NodeUser, simple: Served) -> None:
     """OnDelete: nothing happens until the pod is deleted; then the agent alone is replaced."""
     server, agent = await user.daemon("berth-server"), await user.daemon("berth-agent")
@@ -129,7 +127,6 @@ async def test_the_kubelet_and_containerd_are_killed_and_models_serve_on(
     assert restarts(again, "proxy") == restarts(pod, "proxy")
 
 
-@pytest.mark.nightly
 async def test_a_rebooted_node_serves_its_models_again(user: NodeUser, simple: Served) -> None:
     pod = await simple.pod()
     agent = await user.daemon("berth-agent")
@@ -140,7 +137,6 @@ async def test_a_rebooted_node_serves_its_models_again(user: NodeUser, simple: S
     assert again["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
-@pytest.mark.nightly
 async def test_a_drain_waits_for_the_disruption_budget_and_moves_the_model(
     user: NodeUser, simple: Served
 ) -> None:
@@ -191,7 +187,6 @@ sys.exit(None if answers > 100 and not failures else f"{answers} answers; {failu
 """
 
 
-@pytest.mark.nightly
 async def test_a_rolling_update_loses_no_request(user: NodeUser, source: str) -> None:
     """Without an id two pods of one model may be on a node, each with its own in Triton."""
     # The kube-proxy of a busy machine hears of a pod's end seconds later.
@@ -215,7 +210,6 @@ async def test_a_rolling_update_loses_no_request(user: NodeUser, source: str) ->
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
 
 
-@pytest.mark.nightly
 async def test_a_pod_ends_in_order(user: NodeUser, source: str) -> None:
     """It serves while its preStop hook runs; then SIGTERM, the drain, the end by itself within its grace."""
     pod = model_pod("ending", source=source, gpu_mem="1Gi")
@@ -250,7 +244,6 @@ async def test_a_pod_ends_in_order(user: NodeUser, source: str) -> None:
         )
 
 
-@pytest.mark.nightly
 async def test_a_pod_that_is_evicted_for_memory_leaves_no_model_behind(
     user: NodeUser, simple: Served
 ) -> None:
@@ -281,7 +274,6 @@ async def test_a_pod_that_is_evicted_for_memory_leaves_no_model_behind(
     await simple.answers()
 
 
-@pytest.mark.nightly
 async def test_berth_comes_up_on_a_node_where_it_ran_before(user: NodeUser, simple: Served) -> None:
     pod = await simple.pod()
     for kind in ("daemonset/berth-agent", "daemonset/berth-server", "deployment/berth-binder"):
@@ -304,7 +296,6 @@ def identity(token: str) -> str:
     return jti
 
 
-@pytest.mark.nightly
 async def test_berths_processes_take_the_token_that_the_kubelet_has_renewed(
     user: NodeUser, simple: Served
 ) -> None:
