@@ -17,7 +17,7 @@ from proxy.downstream.rest.answer import GATHERED_BYTES, PartedAnswer
 from proxy.downstream.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
 from proxy.downstream.rest.downstream import RestDownstream, RoutedHead
 from proxy.policy.json_guard import asks_for_ready_only
-from proxy.policy.refusal import NotServed, Refusal
+from proxy.policy.refusal import NotServed, Refusal, Why
 from proxy.policy.routes import COUNTED, Route, Verdict
 from proxy.request.admission import LARGE_ANSWER_BYTES
 from proxy.request.lifecycle import CLIENT_LEFT, Request, Stage
@@ -325,8 +325,9 @@ class RestRequest(Request):
         """Raises HttpError or Refusal."""
         try:
             return await self._downstream.shared.checker.check(question, body, self.replica)
-        except Refusal:  # too many wait for that: load as well
-            self.replica.turned_away()
+        except Refusal as refusal:
+            if refusal.why is Why.NO_ROOM:  # too many wait for that: load as well
+                self.replica.turned_away()
             raise
 
     def _admit(self, checked: Checked) -> None:

@@ -13,6 +13,7 @@ from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import replica_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_replica, settle, triton_at_hand
+from tests.fakes.eventually import until
 from tests.fakes.gateway_plane import Plane
 from tests.fakes.grpc_peers import Client, request
 from tests.unit.proxy.downstream.test_connection import infer
@@ -146,6 +147,16 @@ async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[Replic
     refused = {**replica.rest.codes, **replica.grpc.codes}
     assert sum(refused.values()) == 1
     assert not refused.keys() & {"200", "OK"}
+
+
+async def test_a_body_that_is_refused_for_what_it_says_has_not_arrived(triton: Any) -> None:
+    """However long it is: no replica more would serve it."""
+    replica = own_replica(max_json_bytes=MIB)
+    pair = RestPair(replica=replica)
+    pair.client.data_received(infer(b"1" * (checking.INLINE_BYTES + 1)))
+    await until(lambda: sum(replica.rest.codes.values()) == 1)
+    assert replica.rest.codes == {"400": 1}
+    assert arrived(replica) == 0
 
 
 @pytest.mark.parametrize("draining", [True, False])
