@@ -15,7 +15,7 @@ from tests.unit.binder.test_bounds import calls
 Json = dict[str, Any]
 
 
-def budget(uid: str, selector: Json | None, *, allowed: int = 1, namespace: str = "team") -> Json:
+def budget(uid: str, selector: Json | None, *, allowed: int | None = 1, namespace: str = "team") -> Json:
     return {
         "metadata": {"namespace": namespace, "name": uid, "uid": uid},
         "spec": {"selector": selector},
@@ -25,6 +25,66 @@ def budget(uid: str, selector: Json | None, *, allowed: int = 1, namespace: str 
 
 def ref(name: str = "p", namespace: str = "team") -> PodRef:
     return PodRef(namespace, name, name)  # type: ignore[arg-type]
+
+
+def of_app(allowed: int | None = 1, *, uid: str = "b", app: str = "x", **more: Any) -> Json:
+    return budget(uid, {"matchLabels": {"app": app}}, allowed=allowed) | more
+
+
+def labelled(*names: str, app: str = "x", namespace: str = "team") -> list[tuple[PodRef, Json]]:
+    return [(ref(name, namespace), {"app": app}) for name in names]
+
+
+# The budgets that there are, the pods, whether they may go together.
+GOING: dict[str, tuple[list[Json], list[tuple[PodRef, Json]], bool]] = {
+    "no budget": ([], labelled("p", "q"), True),
+    "as many as are allowed": ([of_app(2)], labelled("p", "q"), True),
+    "one more": ([of_app(1)], labelled("p", "q"), False),
+    "none": ([of_app(0)], labelled("p"), False),
+    "fewer than none": ([of_app(-3), of_app(9, uid="c", app="y")], labelled("p"), False),
+    "a budget that nobody has looked at yet": ([of_app(None)], labelled("p"), False),
+    "a budget without a status": ([of_app(status=None)], labelled("p"), False),
+    "others": ([of_app(0)], labelled("p", app="y"), True),
+    "of another namespace": ([of_app(0)], labelled("p", namespace="other"), True),
+    "a budget of nobody": ([of_app(0, spec={})], labelled("p"), True),
+    "a budget of everybody": ([of_app(0, spec={"selector": {}})], labelled("p", app="y"), False),
+    "two budgets for one pod": ([of_app(9), of_app(9, uid="c")], labelled("p"), False),
+    "two budgets for two pods": (
+        [of_app(1), of_app(1, uid="c", app="y")],
+        [*labelled("p"), *labelled("q", app="y")],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOING)
+def test_who_may_go_together(case: str) -> None:
+    there, pods, may_go = GOING[case]
+    made = Budgets()
+    for one in there:
+        made.put(one)
+    assert made.allow(pods) is may_go
+    for one in there:
+        made.drop(one)
+    assert made.allow(pods)
+
+
+def test_a_budget_is_news_where_somebody_may_go_who_could_not() -> None:
+    made = Budgets()
+
+    def changed() -> set[str]:
+        return {namespace for namespace, _ in made.take_changed()}
+
+    for one, helps, changes in (
+        (of_app(1), False, True),
+        (of_app(1), False, False),
+        (of_app(2), True, True),
+        (of_app(1), False, True),
+        (of_app(1, app="y"), True, True),
+    ):
+        assert (made.put(one), changed()) == (helps, {"team"} if changes else set())
+    assert (made.drop(of_app()), changed()) == (True, {"team"})
+    assert (made.drop(of_app()), changed()) == (False, set())
 
 
 def unlike(number: int, tests: int = 1) -> Json:
