@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, NodeName
+from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import TritonReport
 from berth.kube.informer import Change, ChangeKind
-from binder.cache.load_failures import LoadFailures
 from binder.cli.progress import Stage
 from binder.engine.cluster import Cluster
 from binder.engine.decision import Refusal
-from binder.engine.explain import sentence, summary, verdicts
-from binder.engine.remedy import remedy
-from binder.pod.demand import Demand, parse_demand
+from binder.engine.explain import sentence, summary
+from binder.pod.demand import parse_demand
 from binder.rules.registry import RULES
+from tests.fakes.cluster import cluster_of, sized, verdict
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]
@@ -29,21 +28,11 @@ def test_every_word_has_its_line_in_the_guide(word: str) -> None:
     assert re.search(rf"^\|[^|]*`{word}`[^|]*\|", GUIDE, re.MULTILINE)
 
 
-class Excluding(LoadFailures):
-    def excluded(self, demand: Demand) -> list[NodeName]:
-        return [NodeName("excluded")]
-
-
-def cluster_of(*nodes: Json, pods: tuple[Json, ...] = ()) -> Cluster:
-    cluster = Cluster(KEYS, clock=lambda: 0.0)
-    cluster.facts.load_failures = Excluding()
-    for one in nodes:
-        cluster.on_node(Change(ChangeKind.SET, one))
-        name = one["metadata"]["name"]
-        cluster.decider.table.beat(name, -1.0 if name == "stale" else 1.0)
-    for one in pods:
-        cluster.on_pod(Change(ChangeKind.SET, one))
-    return cluster
+def summary_of(cluster: Cluster, asks: Json) -> str:
+    """Of a refusal; "" where the pod fits."""
+    demand = parse_demand(asks, KEYS)
+    outcome = cluster.decider.decide(demand)
+    return summary(cluster.decider, demand, outcome) if isinstance(outcome, Refusal) else ""
 
 
 PORT: Json = {"containers": [{"name": "c", "ports": [{"hostPort": 80}, {"hostPort": 81, "protocol": "UDP"}]}]}
@@ -167,20 +156,20 @@ DETAILS: dict[str, tuple[Json, Json, tuple[Json, ...], str]] = {
 }
 
 
-def refused(asks: Json, has: Json, pods: tuple[Json, ...]) -> tuple[str, str]:
-    """The node's own reason, and the whole refusal."""
+def refusing(has: Json, pods: tuple[Json, ...]) -> Cluster:
+    """One node, which refuses by what it is called where no object can say it."""
     cluster = cluster_of(node(**{"says": report(), **has}), pods=pods)
-    demand = parse_demand(pod(**asks), KEYS)
-    (found,) = verdicts(cluster.decider, demand)
-    outcome = cluster.decider.decide(demand)
-    whole = summary(cluster.decider, demand, outcome) if isinstance(outcome, Refusal) else ""
-    return "fits" if found.reason is None else sentence(found.reason), whole
+    if has.get("name") == "stale":
+        cluster.decider.table.beat(NodeName("stale"), -1.0)
+    cluster.facts.load_failures.note(("team", "model-p1"), NodeName("excluded"), PodUid("p0"))
+    return cluster
 
 
 @pytest.mark.parametrize("case", DETAILS)
 def test_each_reason_says_what_would_be_right(case: str) -> None:
-    *world, expected = DETAILS[case]
-    assert refused(*world)[0] == expected  # type: ignore[arg-type]
+    asks, has, pods, expected = DETAILS[case]
+    reason = verdict(refusing(has, pods), pod(**asks)).reason
+    assert ("fits" if reason is None else sentence(reason)) == expected
 
 
 # What of a refusal stands in the summary of all nodes: figures that differ from node to node do not.
@@ -205,7 +194,7 @@ IN_BRIEF = {
 @pytest.mark.parametrize("case", IN_BRIEF)
 def test_a_summary_keeps_what_is_alike_on_all_nodes(case: str) -> None:
     asks, has, pods, _ = DETAILS[case]
-    assert refused(asks, has, pods)[1] == f"0/1 nodes: {IN_BRIEF[case]}"
+    assert summary_of(refusing(has, pods), pod(**asks)) == f"0/1 nodes: {IN_BRIEF[case]}"
 
 
 def test_a_summary_tells_of_the_nearest_node_and_the_most_common_reason_first() -> None:
@@ -216,87 +205,20 @@ def test_a_summary_tells_of_the_nearest_node_and_the_most_common_reason_first() 
         node("gone", says=report(gpu(total=5 * GIB))),
     )
     cluster.on_node(Change(ChangeKind.GONE, node("gone")))
-    demand = parse_demand(pod(mem="6Gi", requests={"cpu": "4"}), KEYS)
-    outcome = cluster.decider.decide(demand)
-    assert isinstance(outcome, Refusal)
-    assert summary(cluster.decider, demand, outcome) == (
+    assert summary_of(cluster, pod(mem="6Gi", requests={"cpu": "4"})) == (
         "0/7 nodes: 4 GPUMemoryInsufficient (3 GiB short on the best GPU), "
         "3 ResourceInsufficient (cpu: 4000 asked, 3000 left)"
     )
 
 
-GPUS: dict[str, tuple[Json, Any, str | None]] = {
-    "fits": ({"mem": "16Gi"}, gpu(), None),
-    "asks for nothing": ({"mem": None}, gpu(total=GIB, other_use_bytes=GIB), None),
-    "over its memory": (
-        {"mem": None},
-        gpu(total=GIB, other_use_bytes=2 * GIB),
-        "GPUMemoryInsufficient: 1 GiB short",
-    ),
-    "short": ({"mem": "17Gi"}, gpu(), "GPUMemoryInsufficient: 1 GiB short"),
-    "sick": ({}, gpu(healthy=False, reason="XID 79"), "GPUUnhealthy: XID 79"),
-    "unknown": ({}, gpu(total=None, reason="NVML"), "GPUFactsUnknown: NVML"),
-    "another product": (
-        {"annotations": {KEYS.gpu_product: "H100,A100"}},
-        gpu(healthy=False),
-        "GPUProductMismatch: T4 is not one of A100, H100",
-    ),
-    "the product": ({"annotations": {KEYS.gpu_product: "t4"}}, gpu(), None),
-}
-
-
-@pytest.mark.parametrize("case", GPUS)
-def test_each_gpu_has_its_own_reason(case: str) -> None:
-    asks, has, expected = GPUS[case]
-    cluster = cluster_of(node(says=report(has)))
-    (found,) = verdicts(cluster.decider, parse_demand(pod(**asks), KEYS))
-    reason = found.gpus[0].reason
-    assert (None if reason is None else sentence(reason)) == expected
-
-
-def helps(cluster: Cluster, asks: Json) -> str:
-    demand = parse_demand(asks, KEYS)
-    outcome = cluster.decider.decide(demand)
-    assert isinstance(outcome, Refusal)
-    return remedy(cluster.decider, demand, outcome, most_nodes=1)
-
-
-def resident(uid: str, on: str, gib: int, slot: int = 0, **more: Any) -> Json:
-    return pod(uid, mem=f"{gib}Gi", on=on, choice=GpuChoice(GpuUuid(f"{on}-{slot}"), slot, gib * GIB), **more)
-
-
-def test_what_would_help_is_said_of_the_node_with_most_room() -> None:
-    cluster = cluster_of(
-        *(node(n, says=report(gpu(f"{n}-0"), gpu(f"{n}-1", index=1))) for n in ("n1", "n2", "n3")),
-        pods=(
-            *(
-                resident(f"{n}{slot}", n, 10 - (n == "n2"), slot)
-                for n in ("n1", "n2", "n3")
-                for slot in (0, 1)
-            ),
-        ),
+def test_a_refusal_counts_the_reasons_and_says_how_much_is_missing() -> None:
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    cluster = cluster_of(sized("n1", 16), sized("n2", 18), sized("n3", 16, taints=[taint]))
+    assert summary_of(cluster, pod(mem="20Gi")) == (
+        "0/3 nodes: 2 GPUMemoryInsufficient (2 GiB short on the best GPU), "
+        "1 TaintNotTolerated (nvidia.com/gpu=present:NoSchedule)"
     )
-    assert helps(cluster, pod(mem="8Gi")) in (
-        "would fit on n2, GPU 0, without team/n20",
-        "would fit on n2, GPU 1, without team/n21",
-    )
-    both = pod(mem="16Gi", annotations={KEYS.gpu_count: "2"})
-    assert helps(cluster, both) == "would fit on n2, GPU 0, 1, without team/n20, team/n21"
-    assert (
-        helps(cluster, pod(mem="17Gi"))
-        == "no GPU is large enough: 17 GiB asked, 16 GiB on the largest when empty"
-    )
-    assert helps(cluster, pod(mem="17Gi", nodeSelector={"a": "b"})) == ""
-    assert helps(cluster, pod(mem="8Gi", resourceClaims=[{"name": "r"}])) == ""
 
 
-def test_the_largest_gpu_is_one_that_the_pod_may_have() -> None:
-    cluster = cluster_of(
-        node("n1", says=report(gpu(total=16 * GIB, headroom_bytes=GIB))),
-        node("n2", says=report(gpu("b", total=80 * GIB, product="H100", headroom_bytes=0))),
-    )
-    asks = pod(mem="20Gi", annotations={KEYS.gpu_product: "T4"})
-    assert helps(cluster, asks) == "no GPU is large enough: 20 GiB asked, 15 GiB on the largest when empty"
-
-
-# --- a scrape
+def test_without_any_node_the_summary_says_so() -> None:
+    assert summary_of(cluster_of(), pod()) == "0/0 nodes: there is no node"

@@ -14,7 +14,6 @@ from binder.cache.reservations import Reservation
 from binder.engine.cluster import Cluster
 from binder.engine.decision import Placement, Refusal
 from binder.engine.preemption import PreemptionCandidate, find_candidate, promising
-from binder.engine.remedy import remedy
 from binder.engine.victims import Victims
 from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -122,22 +121,6 @@ def test_the_question_leaves_no_trace() -> None:
     candidate(cluster, pod("vip", mem="16Gi", priority=10))
     assert cluster.state.view("n1") == before  # type: ignore[arg-type]
     assert isinstance(cluster.decider.decide(parse_demand(pod("x", mem="1Gi"), KEYS)), Refusal)
-
-
-def what_helps(cluster: Cluster, asks: dict[str, Any]) -> str:
-    demand = parse_demand(asks, KEYS)
-    outcome = cluster.decider.decide(demand)
-    assert not isinstance(outcome, Placement)
-    return remedy(cluster.decider, demand, outcome, most_nodes=4)
-
-
-def test_what_would_make_it_fit() -> None:
-    cluster = cluster_of({"n1": 16, "n2": 8}, placed("a", "n1", 10, 50), placed("b", "n2", 8, 90))
-    assert what_helps(cluster, pod(mem="20Gi")) == (
-        "no GPU is large enough: 20 GiB asked, 16 GiB on the largest when empty"
-    )
-    assert what_helps(cluster, pod(mem="7Gi")) == "would fit on n1, GPU 0, without team/a"
-    assert what_helps(cluster, pod(mem="1Gi", nodeSelector={"zone": "a"})) == ""
 
 
 def test_a_node_is_found_however_many_have_more_free_memory() -> None:
