@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -127,19 +127,54 @@ async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
     return [progress async for progress in api.Load(request, Context())][-1]
 
 
-DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
+def digest_of(files: Sequence[tuple[str, bytes]]) -> str:
+    """As the API says that a digest is counted."""
+    parts = (path.encode() + b"\0" + str(len(body)).encode() + b"\0" + body for path, body in files)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-async def staged(api: NodeAgentApi, name: str, *, digest: str = "") -> pb.StageResponse:
+def header(name: str, digest: str = "") -> pb.StageRequest:
+    return pb.StageRequest(header=pb.StageHeader(model_name=name, digest=digest))
+
+
+def file(path: str, size: int = 1) -> pb.StageRequest:
+    return pb.StageRequest(file=pb.StageFile(path=path, size=size))
+
+
+def commit(digest: str) -> pb.StageRequest:
+    return pb.StageRequest(commit=pb.StageCommit(digest=digest))
+
+
+# A model of one file of one byte.
+DIGEST = digest_of([("1/model.py", b"y")])
+HEADER, FILE = header("model-p1"), file("1/model.py")
+CHUNK, COMMIT = pb.StageRequest(chunk=b"y"), commit(DIGEST)
+
+
+def manifest(config: str | None, *paths: str, model: str = "model-p1") -> pb.StageRequest:
+    header = pb.StageHeader(model_name=model, files=[pb.StageFile(path=path, size=1) for path in paths])
+    if config is not None:
+        header.config = config.encode()
+    return pb.StageRequest(header=header)
+
+
+async def stream(
+    *parts: pb.StageRequest, then: asyncio.Event | None = None
+) -> AsyncIterator[pb.StageRequest]:
+    """`then` comes its end."""
+    for part in parts:
+        yield part
+    if then is not None:
+        await then.wait()
+
+
+async def sent(api: NodeAgentApi, *parts: pb.StageRequest, then: asyncio.Event | None = None) -> Any:
+    return await api.Stage(stream(*parts, then=then), Context())
+
+
+async def staged(api: NodeAgentApi, name: str, *, digest: str = "") -> Any:
     """Stage one file of one byte. `digest`: what the header says."""
-
-    async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name=name, digest=digest))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
-        yield pb.StageRequest(chunk=b"y")
-        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
-
-    return await api.Stage(parts(), Context())
+    return await sent(api, header(name, digest), FILE, CHUNK, COMMIT)
 
 
 async def watched(api: NodeAgentApi, name: str) -> list[pb.ModelStatus]:
@@ -149,38 +184,6 @@ async def watched(api: NodeAgentApi, name: str) -> list[pb.ModelStatus]:
         await stream.aclose()
         return [status]
     return []
-
-
-HEADER = pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-
-
-FILE = pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
-
-
-CHUNK, COMMIT = pb.StageRequest(chunk=b"y"), pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
-
-
-async def sent(api: NodeAgentApi, *parts: pb.StageRequest, then: asyncio.Event | None = None) -> Any:
-    """Stage these parts; `then` comes the end of the stream."""
-
-    async def stream() -> AsyncIterator[pb.StageRequest]:
-        for part in parts:
-            yield part
-        if then is not None:
-            await then.wait()
-
-    return await api.Stage(stream(), Context())
-
-
-def file(path: str, size: int = 1) -> pb.StageRequest:
-    return pb.StageRequest(file=pb.StageFile(path=path, size=size))
-
-
-def manifest(config: str | None, *paths: str, model: str = "model-p1") -> pb.StageRequest:
-    header = pb.StageHeader(model_name=model, files=[pb.StageFile(path=path, size=1) for path in paths])
-    if config is not None:
-        header.config = config.encode()
-    return pb.StageRequest(header=header)
 
 
 def api_for(

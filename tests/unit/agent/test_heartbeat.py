@@ -1,8 +1,7 @@
 """What the agent says of its node, and what its heartbeat says of that."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,70 +14,22 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.report import NodeReport
 from berth.kube.client import KubeClient
-from berth.kube.errors import KubeError, KubeUnreachable, NotFound, response_error
+from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.kube.lease import Heartbeat
+from tests.fakes.api_server import AGENT_LEASE, AGENT_LEASES, NODE, NodeApiServer
 from tests.fakes.objects import listed, report
 from tests.fakes.values import replace
 
 KEYS = Keys()
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/berth-agent-n1"
 REFUSED = response_error(403, "Forbidden", "nodes n1 is forbidden")
 TOO_LONG = response_error(422, "Invalid", "annotations: Too long")
-
-
-class Api:
-    """Holds a Node and its agent's Lease. `errors` meet the writes to the Node while they stand there."""
-
-    def __init__(self) -> None:
-        self.node: dict[str, Any] = {"metadata": {"name": "n1", "uid": "uid-1", "annotations": {}}}
-        self.lease: dict[str, Any] | None = None
-        self.error: KubeError | None = None
-        self.away = False
-
-    async def get(self, path: str) -> dict[str, Any]:
-        assert path == "/api/v1/nodes/n1"
-        return self.node
-
-    async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if self.away:
-            raise KubeUnreachable("refused")
-        if path == "/api/v1/nodes/n1":
-            if self.error is not None:
-                raise self.error
-            return self._merge(self.node, body)
-        assert path == LEASE
-        if self.lease is None:
-            raise NotFound(404, "NotFound", "no such Lease")
-        return self._merge(self.lease, body)
-
-    async def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        assert (path, self.lease) == (LEASE.rpartition("/")[0], None)
-        self.lease = {**body, "metadata": {"annotations": {}, **body["metadata"]}}
-        return self.lease
-
-    def _merge(self, target: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-        annotations = target["metadata"]["annotations"]
-        for key, value in body["metadata"].get("annotations", {}).items():
-            annotations.pop(key, None) if value is None else annotations.__setitem__(key, value)
-        target["spec"] = {**target.get("spec", {}), **body.get("spec", {})}
-        return target
-
-    @property
-    def said(self) -> NodeReport:
-        return NodeReport.decode(self.node["metadata"]["annotations"][KEYS.report])
-
-    @property
-    def behind(self) -> str | None:
-        assert self.lease is not None
-        mark: str | None = self.lease["metadata"]["annotations"].get(KEYS.report_behind)
-        return mark
 
 
 class Agent:
     """A reporter and a heartbeat; `now` is their clock, `report` what there is to say."""
 
     def __init__(self) -> None:
-        self.api, self.report, self.now = Api(), report(models=(listed("p1"),)), 0.0
+        self.api, self.report, self.now = NodeApiServer(), report(models=(listed("p1"),)), 0.0
         client = cast(KubeClient, self.api)
         self.reporter = Reporter(
             client,
@@ -89,11 +40,29 @@ class Agent:
             metrics=AgentMetrics(CollectorRegistry()),
         )
         heartbeat = Heartbeat(
-            client, namespace="ns", name="berth-agent-n1", holder="n1", duration_seconds=40, node="n1"
+            client,
+            namespace="berth-system-nodes",
+            name="berth-agent-n1",
+            holder="n1",
+            duration_seconds=40,
+            node="n1",
         )
         self.heartbeat = AgentHeartbeat(
             heartbeat, self.reporter, keys=KEYS, patience_seconds=40.0, clock=lambda: self.now
         )
+
+    def refuse_reports(self, error: KubeError | None) -> None:
+        self.api.refuses = {} if error is None else {f"PATCH {NODE}": error}
+
+    @property
+    def said(self) -> NodeReport:
+        return NodeReport.decode(self.api.annotations[KEYS.report])
+
+    @property
+    def behind(self) -> str | None:
+        assert self.api.lease is not None
+        mark: str | None = self.api.lease["metadata"]["annotations"].get(KEYS.report_behind)
+        return mark
 
 
 @pytest.fixture
@@ -107,7 +76,7 @@ async def test_no_heartbeat_before_the_first_report(agent: Agent) -> None:
     assert agent.api.lease is None
     await agent.reporter.step()
     await agent.heartbeat.beat()
-    assert agent.api.behind is None
+    assert agent.behind is None
 
 
 async def test_a_lease_is_made_with_its_node_as_owner(agent: Agent) -> None:
@@ -115,10 +84,11 @@ async def test_a_lease_is_made_with_its_node_as_owner(agent: Agent) -> None:
     await agent.heartbeat.beat()
     assert agent.api.lease is not None
     assert agent.api.lease["metadata"]["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-1"}
+        {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-n1"}
     ]
     # The Node was deleted and made anew, and its Lease collected.
-    agent.api.lease, agent.api.node["metadata"]["uid"] = None, "uid-2"
+    agent.api.collections[AGENT_LEASES].clear()
+    agent.api.node["metadata"]["uid"] = "uid-2"
     await agent.heartbeat.beat()
     assert agent.api.lease["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
 
@@ -129,26 +99,27 @@ async def test_a_report_that_is_refused_is_told_by_a_heartbeat_that_goes_on(
 ) -> None:
     await agent.reporter.step()
     await agent.heartbeat.beat()
-    agent.report, agent.api.error = replace(agent.report, server="other"), error
+    agent.report = replace(agent.report, server="other")
+    agent.refuse_reports(error)
     for beat in range(10):
         agent.now = beat * 10.0
         with pytest.raises(type(error)):
             await agent.reporter.step()
         agent.heartbeat.passed("report")
         await agent.heartbeat.beat()
-        assert agent.api.behind == str(error)
-    agent.api.error = None
+        assert agent.behind == str(error)
+    agent.refuse_reports(None)
     await agent.reporter.step()
     await agent.heartbeat.beat()
-    assert (agent.api.said.server, agent.api.behind) == ("other", None)
+    assert (agent.said.server, agent.behind) == ("other", None)
 
 
 async def test_a_report_that_is_refused_from_the_start_is_told_too(agent: Agent) -> None:
-    agent.api.error = REFUSED
+    agent.refuse_reports(REFUSED)
     with pytest.raises(KubeError):
         await agent.reporter.step()
     await agent.heartbeat.beat()
-    assert agent.api.behind == "403 Forbidden: nodes n1 is forbidden"
+    assert agent.behind == "403 Forbidden: nodes n1 is forbidden"
 
 
 async def test_more_models_than_fit_are_told_like_a_refusal(agent: Agent) -> None:
@@ -156,7 +127,7 @@ async def test_more_models_than_fit_are_told_like_a_refusal(agent: Agent) -> Non
     with pytest.raises(ReportTooLarge):
         await agent.reporter.step()
     await agent.heartbeat.beat()
-    assert "2000 models" in (agent.api.behind or "")
+    assert "2000 models" in (agent.behind or "")
 
 
 async def test_the_heartbeat_is_due_at_once_when_the_trouble_begins_and_when_it_ends(agent: Agent) -> None:
@@ -164,25 +135,28 @@ async def test_the_heartbeat_is_due_at_once_when_the_trouble_begins_and_when_it_
     await agent.reporter.step()
     assert not wake.is_set()
     agent.report = replace(agent.report, server="other")
-    for agent.api.error, due in ((REFUSED, True), (TOO_LONG, False)):  # once, not at every try
+    for error, due in ((REFUSED, True), (TOO_LONG, False)):  # once, not at every try
+        agent.refuse_reports(error)
         with pytest.raises(KubeError):
             await agent.reporter.step()
         assert wake.is_set() is due
         wake.clear()
-    agent.api.error = None
+    agent.refuse_reports(None)
     await agent.reporter.step()
     assert wake.is_set()
 
 
 async def test_a_loop_that_is_stuck_ends_the_heartbeat(agent: Agent) -> None:
     await agent.reporter.step()
-    agent.heartbeat.passed("reconcile")
+    for loop in ("reconcile", "report"):
+        agent.heartbeat.passed(loop)
     agent.now = 40.0
     await agent.heartbeat.beat()
     agent.now = 40.5
-    with pytest.raises(Stalled, match="reconcile"):
+    with pytest.raises(Stalled, match="these do not work: reconcile, report"):
         await agent.heartbeat.beat()
-    agent.heartbeat.passed("reconcile")
+    for loop in ("reconcile", "report"):
+        agent.heartbeat.passed(loop)
     await agent.heartbeat.beat()
 
 
@@ -209,40 +183,26 @@ async def test_a_model_loads_where_no_report_can_be_written_once_that_is_told(ag
     """Nobody places anything on a node whose facts are stale: what loads there takes nobody's memory."""
     agent.report = report()
     await agent.reporter.step()
-    agent.report, agent.api.error = report(models=(listed("p1"),)), REFUSED
+    agent.report = report(models=(listed("p1"),))
+    agent.refuse_reports(REFUSED)
     with pytest.raises(KubeError):
         await agent.reporter.step()
     assert not await is_covered(agent, "p1")
-    agent.api.away = True
+    agent.api.refuses[f"PATCH {AGENT_LEASE}"] = KubeUnreachable("refused")
     with pytest.raises(KubeUnreachable):
         await agent.heartbeat.beat()
     assert not await is_covered(agent, "p1")
-    agent.api.away = False
+    del agent.api.refuses[f"PATCH {AGENT_LEASE}"]
     await agent.heartbeat.beat()
     assert await is_covered(agent, "p1")
-    agent.api.error = None
+    agent.refuse_reports(None)
     await agent.reporter.step()
     assert not await is_covered(agent, "p2")  # it came after the report that is there again
 
 
 async def test_a_trouble_is_told_as_far_as_a_lease_has_room_for_it(agent: Agent) -> None:
-    agent.api.error = response_error(422, "Invalid", "x" * 5000)
+    agent.refuse_reports(response_error(422, "Invalid", "x" * 5000))
     with pytest.raises(KubeError):
         await agent.reporter.step()
     await agent.heartbeat.beat()
-    assert agent.api.behind == ("422 Invalid: " + "x" * 5000)[:512]
-
-
-async def test_no_heartbeat_before_anything_is_said_of_the_node(agent: Agent) -> None:
-    with pytest.raises(Stalled, match="before the first report"):
-        await agent.heartbeat.beat()
-    assert agent.api.lease is None
-
-
-async def test_every_loop_that_is_stuck_is_named(agent: Agent) -> None:
-    await agent.reporter.step()
-    for loop in ("reconcile", "report"):
-        agent.heartbeat.passed(loop)
-    agent.now = 41.0
-    with pytest.raises(Stalled, match="these do not work: reconcile, report"):
-        await agent.heartbeat.beat()
+    assert agent.behind == ("422 Invalid: " + "x" * 5000)[:512]

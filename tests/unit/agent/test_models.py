@@ -135,6 +135,7 @@ def test_who_is_told_of_what() -> None:
     models.see_pod(anonymous("p3"))
     assert is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))
     assert not is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))
+    assert is_told(lambda: models.lose_pod(PodUid("p3")))
 
 
 def test_an_id_has_one_holder_and_a_pod_one_name() -> None:
@@ -201,17 +202,6 @@ def test_an_answer_that_is_older_than_the_pods_end_does_not_bring_it_back() -> N
         models.claim(PodUid("p1"), ModelName("model-p1"))
 
 
-async def test_an_id_belongs_to_the_pod_of_its_namespace_that_had_it_first() -> None:
-    models = Models()
-    models.see_pod(seen("a", annotations={Keys().model_id: "same"}))
-    models.see_pod(seen("b", annotations={Keys().model_id: "same"}))
-    assert models.claim(PodUid("a"), ModelName("same")).ref.uid == "a"
-    with pytest.raises(IdTaken, match="belongs to pod team/a"):
-        models.claim(PodUid("b"), ModelName("same"))
-    models.drop(next(m for m in models if m.ref.uid == "a"))
-    assert models.claim(PodUid("b"), ModelName("same")).name == "same"
-
-
 async def test_an_adopted_directory_counts_before_its_pod_is_seen() -> None:
     models = Models()
     models.set_resident(models.adopt(record("a")), True)
@@ -220,15 +210,3 @@ async def test_an_adopted_directory_counts_before_its_pod_is_seen() -> None:
     models.see_pod(seen("a"))
     assert only.pod_lives
     assert models.residency == 1
-
-
-async def test_every_change_is_told() -> None:
-    models = Models()
-    change = models.next_change()
-    models.see_pod(seen("a"))
-    assert change.is_set()
-    change = models.next_change()
-    models.see_pod(seen("a"))
-    assert not change.is_set()
-    models.lose_pod(PodUid("a"))
-    assert change.is_set()

@@ -1,11 +1,9 @@
 """The repository on disk: published, learned, removed, unusable."""
 
 import errno
-import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.pod import PodRef
+from tests.fakes.agent_api import digest_of
 
 RECORD = Record(
     pod=PodRef("team", "p", PodUid("u1")),
@@ -32,11 +31,6 @@ RECORD = Record(
 
 
 NAME = RECORD.server_name
-
-
-def digest_of(files: Sequence[tuple[str, bytes]]) -> str:
-    parts = (path.encode() + b"\0" + str(len(body)).encode() + b"\0" + body for path, body in files)
-    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def test_a_record_comes_back_and_says_what_is_wrong_with_it() -> None:

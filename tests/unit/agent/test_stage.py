@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import hashlib
 import random
 import threading
 import weakref
@@ -36,11 +35,15 @@ from tests.fakes.agent_api import (
     Context,
     Refused,
     api_for,
+    commit,
+    digest_of,
     file,
+    header,
     manifest,
     outcome,
     sent,
     staged,
+    stream,
 )
 from tests.fakes.agent_node import Node, on_server
 from tests.fakes.objects import GIB
@@ -55,28 +58,17 @@ async def test_a_restarted_loader_may_stage_the_same_name_again(tmp_path: Path) 
     assert list(node.repository.records()) == [on_server("anonymous", "mine")]
 
 
-async def test_a_model_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:
-    async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=11))
-
-    with pytest.raises(Refused) as refused:
-        await api_for(Node(tmp_path)).Stage(parts(), Context())
-    assert refused.value.code is grpc.StatusCode.OUT_OF_RANGE
-
-
 async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successors(tmp_path: Path) -> None:
     """A pod deleted by force is gone at once, and its loader goes on for a while."""
     node, knows = Node(tmp_path), CallingPod()
     api, begun, go_on = api_for(node, knows), asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name="mine"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
-        yield pb.StageRequest(chunk=b"y")
+        for part in (header("mine"), FILE, CHUNK):
+            yield part
         begun.set()
         await go_on.wait()
-        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+        yield COMMIT
 
     knows.caller = "anonymous-1"
     old = asyncio.ensure_future(api.Stage(slowly(), Context()))
@@ -114,12 +106,8 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
         ((HEADER, FILE, COMMIT), "INVALID_ARGUMENT", "1 bytes shorter"),
         ((HEADER, FILE, CHUNK, CHUNK), "INVALID_ARGUMENT", "longer"),
         ((HEADER, file("1/z"), CHUNK, COMMIT), "DATA_LOSS", "not '"),
-        ((pb.StageRequest(header=pb.StageHeader(model_name="a/b")),), "INVALID_ARGUMENT", "a/b"),
-        (
-            (pb.StageRequest(header=pb.StageHeader(model_name="other")),),
-            "PERMISSION_DENIED",
-            "may use model 'model-p1' only",
-        ),
+        ((header("a/b"),), "INVALID_ARGUMENT", "a/b"),
+        ((header("other"),), "PERMISSION_DENIED", "may use model 'model-p1' only"),
     ],
 )
 async def test_a_stream_that_is_refused_says_why_and_leaves_nothing(
@@ -146,8 +134,13 @@ async def test_a_stage_that_is_given_up_at_any_moment_leaves_nothing(tmp_path: P
     api = api_for(node, knows)
 
     async def slowly(uid: str) -> AsyncIterator[pb.StageRequest]:
-        header = pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
-        for part in (header, file("1/a", 4), pb.StageRequest(chunk=b"1234"), file("1/b", 5), COMMIT):
+        for part in (
+            header(f"model-{uid}"),
+            file("1/a", 4),
+            pb.StageRequest(chunk=b"1234"),
+            file("1/b", 5),
+            COMMIT,
+        ):
             for _ in range(chance.randrange(3)):
                 await asyncio.sleep(0)
             yield part
@@ -347,28 +340,17 @@ async def test_a_header_that_is_refused_is_kept_by_nobody(
     try:
         with pytest.raises(Refused, match="is not among"):
             parts = manifest('backend: "evil"', "1/model.py", "config.pbtxt")
-            await api_for(Node(tmp_path)).Stage(_stream(parts), AtTheEnd())
+            await api_for(Node(tmp_path)).Stage(stream(parts), AtTheEnd())
     finally:
         gc.enable()
     assert len(kept) == 1
 
 
-async def _stream(*parts: pb.StageRequest) -> AsyncIterator[pb.StageRequest]:
-    for one in parts:
-        yield one
-
-
 async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    body = b"\x7fELF"
-    parts = [
-        manifest(None, "1/model.py"),
-        pb.StageRequest(file=pb.StageFile(path="1/other", size=len(body))),
-        pb.StageRequest(chunk=body),
-        pb.StageRequest(commit=pb.StageCommit(digest=digest_of([("1/other", body)]))),
-    ]
+    other = commit(digest_of([("1/other", b"y")]))
     with pytest.raises(Refused, match="no backend is named"):
-        await sent(api_for(node), *parts)
+        await sent(api_for(node), manifest(None, "1/model.py"), file("1/other"), CHUNK, other)
     assert node.repository.records() == {}
     assert list((tmp_path / "staging").iterdir()) == []
 
@@ -398,10 +380,8 @@ async def test_what_a_tenant_wrote_is_not_what_is_published(
     files = [("1/model.py", b"y"), ("config.pbtxt", config)]
     parts = [HEADER]
     for path, body in files:
-        parts += [pb.StageRequest(file=pb.StageFile(path=path, size=len(body))), pb.StageRequest(chunk=body)]
-    digest = digest_of(files)
-    answer = await sent(api, *parts, pb.StageRequest(commit=pb.StageCommit(digest=digest)))
-    assert answer.digest == digest
+        parts += [file(path, len(body)), pb.StageRequest(chunk=body)]
+    assert (await sent(api, *parts, commit(digest_of(files)))).digest == digest_of(files)
     text = (tmp_path / "models" / on_server("p1") / "config.pbtxt").read_text()
     assert "#x" not in text
     assert 'backend: "python"' in text
@@ -421,11 +401,6 @@ async def test_files_that_are_refused_take_nothing_from_a_model_that_serves(tmp_
     assert (model.state, model.failure) == (ModelState.READY, None)
 
 
-def digest_of(files: list[tuple[str, bytes]]) -> str:
-    parts = (path.encode() + b"\0" + str(len(body)).encode() + b"\0" + body for path, body in files)
-    return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
 async def test_files_of_a_pod_that_is_gone_are_nobody_elses_though_they_are_the_same(tmp_path: Path) -> None:
     node = Node(tmp_path)
     before = await node.stage("p9", name="model-p1", digest=DIGEST)
@@ -439,15 +414,8 @@ async def test_files_of_a_pod_that_is_gone_are_nobody_elses_though_they_are_the_
 async def test_a_record_says_whether_triton_runs_code_of_the_model(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.admission.rules = NodeRules(frozenset({"onnxruntime"}), CodeRule.NAMESPACE)
-
-    async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.onnx", size=1))
-        yield pb.StageRequest(chunk=b"y")
-        digest = hashlib.sha256(b"1/model.onnx\0" + b"1\0" + b"y").hexdigest()
-        yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
-
-    await api_for(node).Stage(parts(), Context())
+    whole = commit(digest_of([("1/model.onnx", b"y")]))
+    await sent(api_for(node), HEADER, file("1/model.onnx"), CHUNK, whole)
     record = node.repository.record(on_server("p1"))
     assert record is not None
     assert not record.code
@@ -471,7 +439,7 @@ async def test_a_pod_that_announces_the_whole_disk_keeps_a_window_of_it_from_the
 
     async def announced() -> AsyncIterator[pb.StageRequest]:
         yield HEADER
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=50 * GIB))
+        yield file("1/model.py", 50 * GIB)
         begun.set()
         await release.wait()
 
