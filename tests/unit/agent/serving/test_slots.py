@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.gpus import GpuReading
 from berth.contract.ids import PodUid
 from berth.contract.report import CodeRule, Failure, ModelState
 from berth.triton.admin import IndexState
@@ -30,6 +31,33 @@ async def test_memory_is_held_until_the_model_is_gone(on_node: Node) -> None:
     await unload
     assert on_node.models.get(UID) is None
     assert on_node.repository.records() == {}
+
+
+async def test_memory_is_held_from_tritons_answer_on(on_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the load is measured: it may fail by that, and Triton holds the model all the same."""
+    model, is_read, read = await on_node.stage(), asyncio.Event(), on_node.gpus.read_now
+
+    async def read_now() -> tuple[GpuReading, ...]:
+        if on_node.triton.loads:
+            await is_read.wait()
+        return await read()
+
+    monkeypatch.setattr(on_node.gpus, "read_now", read_now)
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: model.resident)
+    assert model.state is ModelState.LOADING
+    is_read.set()
+    await load
+    assert (model.state, model.resident) == (ModelState.READY, True)
+
+
+async def test_a_model_that_is_held_counts_with_its_code_until_it_is_released(on_node: Node) -> None:
+    model, slot = await on_node.stage(), on_node.slots.of(NAME)
+    slot.model, slot.record = model, on_node.repository.record(NAME)
+    on_node.slots.hold(slot)
+    assert on_node.gate.report().namespace == "team"
+    on_node.slots.release(model)
+    assert (on_node.gate.counts(UID), model.resident) == (False, False)
 
 
 async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_gets_it(on_node: Node) -> None:
