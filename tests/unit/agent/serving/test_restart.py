@@ -86,6 +86,7 @@ async def test_triton_is_restarted_where_it_does_not_let_go_of_a_model_and_nobod
     assert "does not release model-p1" in (tmp_path / "restart-triton").read_text()
     assert "TritonRestarted" in [reason for reason, _ in node.events.said]
     node.triton.die()  # as its kubelet does
+    await node.controller.look()  # as the reconciler does: nothing else waits for a model that is stuck
     await node.lifecycle.start_unload(NAME)
     assert list(node.models) == []
     count = node.registry.get_sample_value
