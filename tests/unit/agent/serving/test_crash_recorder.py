@@ -218,6 +218,18 @@ async def test_whose_requests_were_in_a_triton_that_died_is_told_and_counted(on_
     assert count("berth_agent_triton_deaths_total", {"reason": "unknown"}) == 1
 
 
+async def test_requests_in_a_triton_that_is_restarted_on_request_make_nobody_suspect(on_node: Node) -> None:
+    await on_node.stage()
+    on_node.crashes.expect_restart()
+    on_node.crashes.note_requests([UID])
+    assert "TritonDied" not in [reason for reason, _ in on_node.events.said]
+    for _ in range(2):  # the requested restart, and a crash after it
+        await on_node.crashes.note_restart(was_unloading=False)
+    count = on_node.registry.get_sample_value
+    assert count("berth_agent_triton_restarts_total", {"reason": "stuck"}) == 1
+    assert count("berth_agent_triton_deaths_total", {"reason": "unknown"}) == 1
+
+
 async def test_a_triton_that_dies_over_and_over_fills_nobodys_events(on_node: Node) -> None:
     await on_node.stage()
     for _ in range(50):
