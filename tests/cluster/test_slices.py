@@ -12,10 +12,11 @@ from berth.contract.scaling import ModelKey
 from berth.kube import paths
 from localcluster.cluster import LocalCluster
 from scaler.activation.activators import RETURN_NS
-from scaler.activation.authentication import NotAllowed, TokenAuthenticator, Unauthenticated
+from scaler.activation.authentication import PermissionDenied, TokenAuthenticator, Unauthenticated
 from scaler.activation.ports import PortPair
-from scaler.activation.route import Apply, Delete, RouteSpec
-from scaler.activation.routes import RouteReconciler, Template
+from scaler.activation.route import Apply, Delete, RouteDecision, RouteSpec
+from scaler.activation.routes import RouteReconciler
+from scaler.activation.service_index import Template
 from scaler.activation.slices import ProxyPorts, is_ours
 from scaler.go import SECOND_NS
 from tests.fakes.eventually import eventually
@@ -64,22 +65,26 @@ class Place:
     def __init__(self, cluster: LocalCluster) -> None:
         self.client = cluster.client
         self.now = 1_700_000_000 * SECOND_NS
-        self.board = RouteReconciler(began_ns=self.now - RETURN_NS)
-        self.board.set_model(MODEL, Template({"app": "m"}, ProxyPorts(9000, 9001, {"http": 9000})))
-        self.one = self.board.activators.attach(PodUid("act"), "act", "10.77.9.1", None)
+        self.routes = RouteReconciler(began_ns=self.now - RETURN_NS)
+        self.routes.set_model(MODEL, Template({"app": "m"}, ProxyPorts(9000, 9001, {"http": 9000})))
+        self.activator = self.routes.activators.connect(PodUid("act"), "act", "10.77.9.1", None)
+        self.known: list[Json] = []
 
     async def see(self) -> list[Json]:
         slices: list[Json] = (await self.client.get(SLICES))["items"]
         for service in (await self.client.get(f"/api/v1/namespaces/{SPACE}/services"))["items"]:
-            self.board.set_service(service)
-        for known in [one for of_service in self.board._slices.values() for one in of_service.values()]:
-            self.board.slice_gone(known)
+            self.routes.services.set_service(service)
+        for one in self.known:
+            self.routes.services.delete_slice(one)
         for one in slices:
-            self.board.set_slice(one)
+            self.routes.services.set_slice(one)
+        self.known = slices
         return slices
 
-    def look(self, *, away: bool) -> Any:
-        return self.board.look(RouteSpec(model=MODEL, away=away, public_name="m"), self.now)
+    def reconcile(self, *, needs_proxy: bool) -> RouteDecision:
+        return self.routes.reconcile(
+            RouteSpec(model=MODEL, needs_proxy=needs_proxy, public_name="m"), self.now
+        )
 
     async def do(self, action: Apply | Delete) -> None:
         path = f"{SLICES}/{action.slice.name}"
@@ -122,16 +127,17 @@ async def test_to_zero_and_back_on_real_slices(space: LocalCluster) -> None:
     await pod(space, "m-1", "10.77.0.1")
     await place.ready("10.77.0.1")
 
-    # To zero: told, listening, written; what stands is what was wanted, to the last default of the API server.
-    told = place.look(away=True).assignments[place.one.uid]
-    place.board.activators.opened(place.one, MODEL, PortPair(told.rest_port, told.grpc_port))
-    place.one.has_told = True
-    (apply,) = place.look(away=True).slices
+    # To zero: assigned, listening, written; what exists is what was desired, to the last default of the API server.
+    assignment = place.reconcile(needs_proxy=True).assignments[place.activator.uid]
+    pair = PortPair(assignment.rest_port, assignment.grpc_port)
+    place.routes.activators.set_open(place.activator, MODEL, pair)
+    place.activator.has_reported = True
+    (apply,) = place.reconcile(needs_proxy=True).slices
     await place.do(apply)
     await place.see()
-    outcome = place.look(away=True)
-    assert outcome.slices == ()
-    assert outcome.proven
+    decision = place.reconcile(needs_proxy=True)
+    assert decision.slices == ()
+    assert decision.proven
     written = await place.ours()
     # Written again, it is the same object.
     await place.do(apply)
@@ -145,15 +151,15 @@ async def test_to_zero_and_back_on_real_slices(space: LocalCluster) -> None:
     await place.ready()
     assert await place.ours() == written
 
-    # Up: ours stays until a copy is ready in the controller's, then it goes.
-    assert place.look(away=False).slices == ()
+    # Up: ours stays until a replica is ready in the controller's, then it goes.
+    assert place.reconcile(needs_proxy=False).slices == ()
     await pod(space, "m-3", "10.77.0.3")
     await place.ready("10.77.0.3")
-    (delete,) = place.look(away=False).slices
+    (delete,) = place.reconcile(needs_proxy=False).slices
     assert isinstance(delete, Delete)
     await place.do(delete)
     await place.see()
-    assert place.look(away=False).slices == ()
+    assert place.reconcile(needs_proxy=False).slices == ()
 
     # A Service that is deleted takes its slice along.
     await place.do(apply)
@@ -167,7 +173,7 @@ async def test_to_zero_and_back_on_real_slices(space: LocalCluster) -> None:
 
 async def test_an_activator_is_known_by_its_pods_projected_token(space: LocalCluster) -> None:
     client = space.client
-    callers = TokenAuthenticator(client, system_namespace="berth-system")
+    authenticator = TokenAuthenticator(client, system_namespace="berth-system")
     accounts = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
     for name in ("berth-activator", "other"):
         await client.create(accounts, {"metadata": {"name": name}})
@@ -189,14 +195,18 @@ async def test_an_activator_is_known_by_its_pods_projected_token(space: LocalClu
     own = await pod(space, "act", "10.77.9.2", serviceAccountName="berth-activator")
     others = await pod(space, "no-act", "10.77.9.3", serviceAccountName="other")
     good = await token("berth-activator", own)
-    caller = await callers.authenticate(good, "test")
-    assert (caller.uid, caller.scope, caller.addresses) == (own["metadata"]["uid"], SPACE, {"10.77.9.2"})
-    with pytest.raises(NotAllowed):
-        await callers.authenticate(await token("other", others), "test")
+    identity = await authenticator.authenticate(good, "test")
+    assert (identity.uid, identity.scope, identity.addresses) == (
+        own["metadata"]["uid"],
+        SPACE,
+        {"10.77.9.2"},
+    )
+    with pytest.raises(PermissionDenied):
+        await authenticator.authenticate(await token("other", others), "test")
     for bad in (await token("berth-activator", None), await token("berth-activator", own, "berth-agent")):
         with pytest.raises(Unauthenticated):
-            await callers.authenticate(bad, "test")
+            await authenticator.authenticate(bad, "test")
     # The API server believes a token for a while after its pod; the pod itself is gone.
     await client.delete(paths.pod(SPACE, "act"), grace_seconds=0)
-    with pytest.raises((NotAllowed, Unauthenticated)):
-        await callers.authenticate(good, "test")
+    with pytest.raises((PermissionDenied, Unauthenticated)):
+        await authenticator.authenticate(good, "test")
