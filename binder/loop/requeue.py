@@ -197,7 +197,10 @@ class QueueingHints:
         """Whether a try is worth it, by the nodes of the hint. `status` learns of what is found."""
         decider, table = self._decider, self._decider.table
         decider.refresh()
-        if decider.because(demand):
+        if because := decider.because(demand):
+            # The hint is used up: the end of this wakes the pod instead.
+            status.hopeless = True
+            status.kinds.add(because.rule)
             return False
         if status.hopeless or hint.rows is None:
             rows = np.arange(len(table))

@@ -13,6 +13,7 @@ from berth.kube.informer import ChangeKind
 from berth.runtime.backoff import Backoff
 from binder.cache.live_nodes import LiveNodes
 from binder.cache.load_failures import LoadFailures
+from binder.cache.quarantine import Quarantines
 from binder.engine.decision import Decider, Placement
 from binder.engine.preemption import find_candidate
 from binder.engine.score import make_strategy
@@ -63,6 +64,18 @@ async def soon(bench: Bench, uid: str) -> None:
 def other(bench: Bench, uid: str, on: str, app: str = "x", **more: Any) -> None:
     """A pod of another scheduler that has a node."""
     bench.add(uid, mem=None, on=on, labels={"app": app}, schedulerName="other", **more)
+
+
+def bind(bench: Bench, claim: str) -> None:
+    """The claim has a volume."""
+    bench.tell("persistentvolumes", {"metadata": {"name": "v", "uid": "v"}, "spec": {}})
+    bench.tell("persistentvolumeclaims", bound_claim(claim))
+
+
+def bound_claim(name: str) -> Json:
+    annotations = {"pv.kubernetes.io/bind-completed": "yes"}
+    meta = {"namespace": "team", "name": name, "uid": name, "annotations": annotations}
+    return {"metadata": meta, "spec": {"volumeName": "v"}}
 
 
 async def test_company_that_comes() -> None:
@@ -152,11 +165,41 @@ async def test_a_claim_that_is_bound() -> None:
         bench.node("n1", 16)
         bench.add("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}])
         await soon(bench, "p")
-        bench.tell("persistentvolumes", {"metadata": {"name": "v", "uid": "v"}, "spec": {}})
-        annotations = {"pv.kubernetes.io/bind-completed": "yes"}
-        meta = {"namespace": "team", "name": "c", "uid": "c", "annotations": annotations}
-        bench.tell("persistentvolumeclaims", {"metadata": meta, "spec": {"volumeName": "v"}})
+        bind(bench, "c")
         await bench.step(2, seconds=1.0)
+        assert bench.is_placed("p")
+
+
+async def test_a_claim_that_was_not_there_when_room_came_free() -> None:
+    async with Bench() as bench:
+        bench.node("n1", 16)
+        bench.resident("r", "n1", 16)
+        bind(bench, "c")
+        bench.add("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}])
+        await soon(bench, "p")
+        bench.tell("persistentvolumeclaims", bound_claim("c"), ChangeKind.GONE)
+        bench.gone("r")
+        await bench.step(2, seconds=1.0)
+        assert not bench.is_placed("p")
+        bind(bench, "c")
+        await bench.step(5, seconds=1.0)
+        assert bench.is_placed("p")
+
+
+async def test_a_quarantine_that_began_before_room_came_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    quarantine = ""
+    monkeypatch.setattr(Quarantines, "because", lambda *_, **__: quarantine)
+    async with Bench() as bench:
+        bench.node("n1", 16)
+        bench.resident("r", "n1", 16)
+        bench.add("p")
+        await soon(bench, "p")
+        quarantine = "its files took a Triton down"
+        bench.gone("r")
+        await bench.step(2, seconds=1.0)
+        assert not bench.is_placed("p")
+        quarantine = ""
+        await bench.step(5, seconds=1.0)
         assert bench.is_placed("p")
 
 
@@ -337,10 +380,8 @@ class History:
     def do_claim(self) -> None:
         self.bench.tell("persistentvolumes", {"metadata": {"name": "v", "uid": "v"}, "spec": {}})
         name = f"c{self.chance.randrange(3)}"
-        annotations = {"pv.kubernetes.io/bind-completed": "yes"}
-        meta = {"namespace": "team", "name": name, "uid": name, "annotations": annotations}
         kind = ChangeKind.GONE if self.chance.random() < 0.3 else ChangeKind.SET
-        self.bench.tell("persistentvolumeclaims", {"metadata": meta, "spec": {"volumeName": "v"}}, kind)
+        self.bench.tell("persistentvolumeclaims", bound_claim(name), kind)
 
     def do_budget(self) -> None:
         gone = self.chance.random() < 0.3
