@@ -301,6 +301,9 @@ LIVES: dict[str, list[Step]] = {
         places(9), model(asleep=True, quota=0), load(1), run(400),
         expect(replicas=1, written=[1], unavailable="", waits_for=[GATES]),
         change(quota=1), until(0, 30, ready=1), expect(waits_for="")],
+    "a replica that failed for good is seen while another is gated": [
+        places(9), model(min_scale="2", quota=1, fails=BROKEN), run(20),
+        expect(gated=1, unavailable=BROKEN, waits_for=["kueue.x-k8s.io/admission"])],
     "a gated pod for which no request waits any more goes": [
         places(9), model(asleep=True, quota=0), load(1), run(100), load(0), until(0, WINDOW + 10, replicas=0)],
     "a replica that was gated for long is not given up while it loads": [
