@@ -3,7 +3,7 @@
 Both raise on anything that HTTP/2 does not allow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import h2.config
@@ -40,7 +40,8 @@ class Client:
         self.ended: set[int] = set()
         self.gone_away: int | None = None
 
-    def call(self, method: str = INFER, **more: str) -> int:
+    def call(self, method: str = INFER, *, fields: Iterable[tuple[str, str]] = (), **more: str) -> int:
+        """`fields`: of the head, as they are; `more`: with - for _ in their names."""
         stream: int = self.h2.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
@@ -50,6 +51,7 @@ class Client:
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             *((name.replace("_", "-"), value) for name, value in more.items()),
+            *fields,
         ]
         self.h2.send_headers(stream, headers)
         return stream
