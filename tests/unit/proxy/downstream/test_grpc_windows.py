@@ -15,7 +15,6 @@ import pytest
 
 from proxy.downstream.grpc.call import OPEN_BYTES, Stage
 from proxy.request.messages import INFER, STREAM_INFER, framed
-from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire.h2 import frames
 from proxy.wire.h2.codec import H2Codec
 from proxy.wire.h2.receiving import CONNECTION_WINDOW
@@ -335,71 +334,6 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     assert both.client.status(resting) is None
 
 
-@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
-@pytest.mark.parametrize("others_wait", [False, True])
-async def test_a_slow_upload_gives_its_memory_up_for_others(
-    connect: Connect, *, method: str, others_wait: bool
-) -> None:
-    both = connect(limit=1, depth=9)
-    room = both.pair.replica.admissions.bytes
-    slow, other = both.client.call(method), both.client.call()
-    data = framed(request(size=600_000))
-    both.client.send(slow, data[: BEGUN_BYTES - 1])
-    both.exchange()
-    assert room.used_bytes == 0  # who has only said that much will come keeps nobody waiting
-    both.client.send(slow, data[BEGUN_BYTES - 1 : 100_000])
-    both.exchange()
-    assert room.used_bytes > 600_000
-    if others_wait:
-        room.limit_bytes = room.used_bytes
-        both.client.send(other, framed(request()), end=True)
-        both.exchange()
-    now = time.monotonic()
-    for second in range(11):
-        both.pair.client.tick(now + second)
-        both.exchange()
-        assert both.client.status(slow) is None
-    both.pair.client.tick(now + 11)
-    both.exchange()
-    if not others_wait:
-        assert both.client.status(slow) is None
-        return
-    assert both.client.status(slow) == 4
-    assert b"too slowly" in dict(both.client.headers[slow])[b"grpc-message"]
-    both.triton.answer(other, b"ok")
-    both.exchange()
-    assert both.client.status(other) == 0
-    assert both.pair.running == 0
-
-
-async def test_a_stream_left_in_the_middle_of_a_message_keeps_no_slot_for_it(connect: Connect) -> None:
-    """Triton never begins it; what it has begun it ends."""
-    both = connect(limit=2, depth=9)
-    stream, other = both.client.call(STREAM_INFER), both.client.call()
-    both.client.send(stream, framed(request()))
-    both.client.send(stream, framed(request(size=600_000))[:100_000])
-    both.exchange()
-    assert both.pair.running == 1
-    both.client.h2.reset_stream(stream)
-    both.exchange()
-    assert both.pair.running == 1
-    both.triton.answer(stream, b"")
-    both.exchange()
-    assert both.pair.running == 0
-    half = both.client.call(STREAM_INFER)
-    both.client.send(half, framed(request(size=600_000))[:100_000])
-    both.exchange()
-    assert half in both.triton.calls
-    both.client.h2.reset_stream(half)
-    both.exchange()
-    assert both.pair.running == 0
-    both.client.send(other, framed(request()), end=True)
-    both.exchange()
-    both.triton.answer(other, b"")
-    both.exchange()
-    assert both.client.status(other) == 0
-
-
 async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_nobody_else(connect: Connect) -> None:
     """Its transport is full: not its windows, which are wide, but TCP holds it up."""
     both = connect()
@@ -470,34 +404,6 @@ async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> Non
     both.pair.to_client.flow()
     both.exchange()
     assert 0 < len(both.client.resets) < 20  # those that were one too many
-
-
-@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
-async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Connect, method: str) -> None:
-    """It keeps the memory that its answer takes in Triton, not the slot."""
-    both = connect(limit=1, depth=5)
-    slow = both.client.call(method)
-    both.client.send(slow, framed(request()), end=True)
-    both.exchange()
-    next_one = both.client.call()
-    both.client.send(next_one, framed(request()), end=True)
-    both.exchange()
-    assert both.triton.messages(next_one) == []
-    answer = framed(b"\x12\x83\xc0\x12" + bytes(300_003) if method == STREAM_INFER else bytes(300_000))
-    both.triton.begin(slow)
-    both.triton.send(slow, answer[:16_000])
-    both.exchange()
-    assert both.triton.messages(next_one) == [request()]
-    admissions = both.pair.downstream.replica.admissions
-    assert 600_000 < admissions.bytes.used_bytes < 610_000
-    both.triton.answer(next_one, b"ok")
-    both.exchange()
-    assert both.client.status(next_one) == 0
-    both.client.h2.reset_stream(slow)
-    both.exchange()
-    both.triton.h2.reset_stream(both.triton.own(slow))
-    both.exchange()
-    assert (admissions.running, admissions.bytes.used_bytes) == (0, 0)
 
 
 async def test_a_call_begins_with_the_window_that_its_client_is_told(connect: Connect) -> None:

@@ -388,25 +388,6 @@ async def test_a_connection_that_ends_as_it_is_made_was_not_made(
     assert (pool.in_use, blamed) == (0, [])
 
 
-@pytest.mark.parametrize("usual", [False, True])
-async def test_an_idle_connection_that_is_about_to_be_lost_is_not_taken(
-    connect: Connect, usual: bool
-) -> None:
-    pair = connect()
-    await answered(pair, pair)
-    if usual:
-        await answered(pair, pair)
-    pair.to_triton[0].close()
-    before = pair.to_triton[0].sent
-    await answered(pair, pair)
-    assert pair.to_triton[0].sent == before
-    assert len(pair.tritons) == 2
-    pair.tritons[0].connection_lost(None)
-    await answered(pair, pair)
-    assert len(pair.tritons) == 2
-    assert pair.downstream.shared.pool.in_use == 0
-
-
 async def test_who_waits_gets_no_connection_that_is_about_to_be_lost(connect: Connect) -> None:
     """One that is idle when another's end makes room."""
     pair = connect()

@@ -76,28 +76,6 @@ async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Con
         room.give(3 * MIB)
 
 
-async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_room(connect: Connect) -> None:
-    first = connect(replica=own_replica(max_inflight_bytes=3 * MIB))
-    first.client.data_received(binary(MIB))
-    await settle()
-    late = RestPair(downstream=first.downstream)
-    late.client.data_received(binary(MIB))
-    assert late.to_client.sent.startswith(b"HTTP/1.1 503 ")
-    assert b"3 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
-    assert b"Retry-After: 1" in late.to_client.sent
-    huge = RestPair(downstream=first.downstream)
-    huge.client.data_received(binary(2 * MIB)[:100_000])
-    assert huge.to_client.sent.startswith(b"HTTP/1.1 413 ")
-    assert b"--max-inflight-bytes" in huge.to_client.sent
-    first.tritons[0].data_received(OK)
-    again = RestPair(downstream=first.downstream)
-    again.client.data_received(binary(MIB))
-    await settle()
-    first.tritons[0].data_received(OK)
-    assert again.to_client.sent == OK
-    assert first.downstream.replica.admissions.bytes.used_bytes == 0
-
-
 async def test_an_answer_that_is_not_taken_counts_as_triton_keeps_it(connect: Connect) -> None:
     pair = connect()
     pair.client.data_received(infer())
@@ -107,26 +85,6 @@ async def test_an_answer_that_is_not_taken_counts_as_triton_keeps_it(connect: Co
     assert pair.downstream.replica.admissions.bytes.used_bytes == before + 1_000_000
     pair.tritons[0].data_received(bytes(999_990))
     assert pair.downstream.replica.admissions.bytes.used_bytes == 0
-
-
-async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Connect) -> None:
-    slow = connect(limit=1, depth=5)
-    slow.client.data_received(infer())
-    await settle()
-    next_one = RestPair(downstream=slow.downstream)
-    next_one.client.data_received(infer())
-    await settle()
-    assert len(slow.tritons) == 1
-    slow.tritons[0].data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(10))
-    await settle()
-    slow.tritons[1].data_received(OK)
-    assert next_one.to_client.sent == OK
-    slow.tritons[0].data_received(bytes(999_990))
-    assert slow.to_client.sent.endswith(bytes(999_990))
-    assert (
-        slow.downstream.replica.admissions.running,
-        slow.downstream.replica.admissions.bytes.used_bytes,
-    ) == (0, 0)
 
 
 async def test_slow_bodies_of_one_copy_leave_room_for_anothers(connect: Connect) -> None:
@@ -213,24 +171,6 @@ async def test_a_request_that_waited_goes_where_triton_is_then(connect: Connect)
     assert first.tritons[1].address == moved.http
     (_, headers, _) = seen(first)[1]
     assert (headers["host"], headers["berth-inference-key"]) == ("127.0.0.9:7", "new")
-
-
-async def test_a_deadline_gives_no_slot_away_that_triton_works_in(connect: Connect) -> None:
-    first = connect(replica=own_replica(1, 1, request_timeout_seconds=0.0))
-    for _ in range(3):
-        pair = RestPair(downstream=first.downstream)
-        pair.client.data_received(infer())
-        await settle()
-        pair.client.tick(asyncio.get_running_loop().time() + 1)
-        assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
-    assert len(first.tritons) == 1
-    assert (first.downstream.replica.admissions.running, first.downstream.replica.admissions.waiting) == (
-        1,
-        0,
-    )
-    first.tritons[0].data_received(OK)
-    assert first.downstream.replica.admissions.running == 0
-    assert first.downstream.shared.pool.has_idle
 
 
 LARGE = b'{"inputs":[{"name":"I","datatype":"FP32","shape":[%d],"data":[%b]}]}'

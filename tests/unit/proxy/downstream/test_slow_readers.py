@@ -118,19 +118,6 @@ async def test_a_slow_reader_gives_its_memory_up_for_others(
     assert until == (None if not others_wait or lasts == 60 else pytest.approx(lasts, abs=2))
 
 
-async def test_an_answer_that_triton_does_not_tell_is_not_its_clients_fault() -> None:
-    slow = Reader(depth=9)
-    await slow.ask()
-    slow.begin(head(60 * MIB))
-    slow.pair.to_client.flow()
-    downstream, now = slow.pair.downstream, time.monotonic()
-    downstream.replica.admissions.bytes.limit_bytes = downstream.replica.admissions.bytes.used_bytes
-    await Reader(slow).ask()
-    for second in range(60):
-        downstream.tick(now + second)
-    assert not slow.is_cut
-
-
 @pytest.mark.parametrize("others_wait", [False, True])
 async def test_a_stream_of_events_that_is_not_read_gives_its_slot_up_for_others(others_wait: bool) -> None:
     """Data-plane D3: its slot is its as long as Triton has events for it, and so it was until request-timeout."""
@@ -248,22 +235,6 @@ async def test_a_stream_whose_answers_are_not_read_gives_its_slots_up_for_others
         both.exchange()
     assert (both.client.resets == {stream: 11}) is others_wait
     assert admissions.waiting == 0
-
-
-async def test_a_call_whose_answer_is_slow_to_come_is_not_its_clients_fault(connect: Connect) -> None:
-    both = connect(limit=1, depth=9)
-    stream, other = both.client.call(STREAM_INFER), both.client.call()
-    both.client.send(stream, framed(request()))
-    both.exchange()
-    both.triton.begin(stream)
-    both.client.send(other, framed(request()), end=True)
-    both.exchange()
-    assert both.pair.replica.admissions.waiting == 1
-    now = time.monotonic()
-    for second in range(60):
-        both.pair.downstream.tick(now + second)
-        both.exchange()
-    assert not both.client.resets
 
 
 @pytest.mark.parametrize("before", [0, 17])

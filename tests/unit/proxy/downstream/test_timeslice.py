@@ -5,14 +5,12 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
-from berth.contract.endpoint import Endpoint
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
 from proxy.request.messages import INFER, STREAM_INFER, AnswerReader, ModelFields, framed
@@ -232,17 +230,6 @@ async def test_metadata_is_measured_by_what_triton_tells(connect: Connect) -> No
     small, large, short = begin(both, 1) + begin(both, 1, x_large="a" * 900) + begin(both, 1, x_large="a")
     assert both.client.status(large) == 8
     require_served(both, [small, short])
-
-
-async def test_a_message_that_cannot_be_sent_on_gives_its_slot_back(connect: Connect) -> None:
-    both = connect(limit=1, depth=5)
-    where = both.pair.downstream.common.cluster
-    access, where.endpoint = where.endpoint, None  # Triton is not known
-    (lost,) = begin(both, 1, STREAM_INFER)
-    assert both.client.status(lost) == 14
-    assert both.pair.running == 0
-    where.endpoint = access
-    require_served(both, begin(both, 2))
 
 
 async def test_a_stream_too_many_for_triton_gives_its_slot_back(connect: Connect) -> None:
@@ -521,16 +508,3 @@ async def test_a_request_of_many_inputs_is_served(connect: Connect) -> None:
             if not data:
                 break
         require_served(both, [stream])
-
-
-async def test_calls_go_to_where_triton_is_and_those_under_way_end_where_they_began(connect: Connect) -> None:
-    both = connect()
-    require_served(both, begin(both, 2))
-    first = begin(both, 1)
-    where, moved = both.pair.downstream.common.cluster, Endpoint("127.0.0.1", 2)
-    assert where.endpoint is not None
-    where.move(replace(where.endpoint, grpc=moved))
-    begin(both, 2)
-    assert [one.address for one in both.pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
-    require_served(both, first)
-    assert len(both.pair.tritons[1].codec.streams) == 2
