@@ -43,7 +43,7 @@ class Wire:
         self._untaken, self._high, self._full = b"", 64 * 1024, False
 
     def stall(self, protocol: asyncio.BaseProtocol) -> None:
-        """`protocol` writes here, and is told when too much has piled up."""
+        """`protocol` writes here, and hears when too much has piled up."""
         self._stalled = protocol
 
     def flow(self) -> None:
@@ -127,7 +127,7 @@ def own_replica(
     names: Names | None = None,
     **limits: Any,
 ) -> Replica:
-    """A copy that Triton serves."""
+    """A replica that Triton serves."""
     more = {"max_json_bytes": 64 * 1024, **limits}
     replica = Replica(
         names or Names(b"own", b"own"),
@@ -158,10 +158,10 @@ class NoQuestions:
     """Triton cannot be asked."""
 
     async def versions(self, replica: Replica) -> list[str]:
-        raise NotServed("nobody asks")
+        raise NotServed("Triton cannot be asked")
 
     async def server_metadata(self) -> Any:
-        raise NotServed("nobody asks")
+        raise NotServed("Triton cannot be asked")
 
 
 _TRITONS: "WeakKeyDictionary[TritonGrpc, list[tuple[UpstreamConnection, Wire]]]" = WeakKeyDictionary()
@@ -187,7 +187,7 @@ class GrpcPair:
         downstream: GrpcDownstream | None = None,
         **limits: Any,
     ) -> None:
-        """Of several clients of one process (`common`) or copy (`front`) all have the same connections to Triton."""
+        """Of several clients of one process (`common`) or replica (`downstream`) all have the same connections to Triton."""
         more = {"max_json_bytes": 1024**2, **limits}
         self.downstream = downstream or GrpcDownstream(
             replica or own_replica(limit, depth, facts=facts, names=names, **more), common or grpc_common()
@@ -263,7 +263,7 @@ class RestPair:
         replica: Replica | None = None,
         downstream: RestDownstream | None = None,
     ) -> None:
-        """Of several clients of one `front` the first one's pair has the connections to Triton."""
+        """Of several clients of one `downstream` the first one's pair has the connections to Triton."""
         self.downstream = downstream or RestDownstream(
             RestShared(here()), replica or own_replica(limit, depth, facts=facts)
         )

@@ -1,4 +1,4 @@
-"""The gateway in front of a real Triton: several copies, two of them of one public name, and hostile pods."""
+"""The gateway in front of a real Triton: several replicas, two of them of one public name, and hostile pods."""
 
 import asyncio
 import io
@@ -67,7 +67,7 @@ output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
 
 @dataclass
 class Place:
-    """A gateway, its agent, and a sidecar of each kind for each copy."""
+    """A gateway, its agent, and a sidecar of each kind for each replica."""
 
     gateway: Gateway
     agent: Agent
@@ -80,14 +80,14 @@ class Place:
     directory: Path
     restart: Callable[[], Awaitable[None]]
 
-    async def known(self, *copies: ReplicaSpec) -> None:
-        self.agent.tell(copies)
-        wanted = {copy.pod_uid for copy in copies}
-        await until(lambda: {copy.pod_uid for copy in self.gateway.control_plane.registry} == wanted)
+    async def known(self, *replicas: ReplicaSpec) -> None:
+        self.agent.tell(replicas)
+        wanted = {replica.pod_uid for replica in replicas}
+        await until(lambda: {replica.pod_uid for replica in self.gateway.control_plane.registry} == wanted)
 
-    async def executed(self, copy: ReplicaSpec) -> int:
+    async def executed(self, replica: ReplicaSpec) -> int:
         async with aiohttp.ClientSession() as session:
-            url = f"http://{self.triton}/v2/models/{copy.server_name}/stats"
+            url = f"http://{self.triton}/v2/models/{replica.server_name}/stats"
             async with session.get(url, headers=self.keys.inference_http_headers) as answer:
                 (row,) = (await answer.json())["model_stats"]
                 return int(row["inference_stats"]["success"]["count"])
@@ -98,8 +98,8 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
     directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
     models = directory / "models"
     models.mkdir()
-    for copy in (ONE, TWO, GONE):
-        shutil.copytree(SIMPLE_MODEL, models / copy.server_name)
+    for replica in (ONE, TWO, GONE):
+        shutil.copytree(SIMPLE_MODEL, models / replica.server_name)
     slow = models / SLOW.server_name
     (slow / "1").mkdir(parents=True)
     (slow / "config.pbtxt").write_text(SLOW_CONFIG)
@@ -138,17 +138,19 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
             agent = await stack.enter_async_context(agent_at(str(directory / "control")))
             port = gateway.port
             running = Place(gateway, agent, port, {}, {}, here, keys, process, directory, start)
-            for copy in (ONE, TWO, SLOW, GONE):
+            for replica in (ONE, TWO, SLOW, GONE):
                 for kind, sidecars in ((Kind.REST, running.rest), (Kind.GRPC, running.grpc)):
-                    sidecars[copy.pod_uid] = await stack.enter_async_context(sidecar(port, copy.ticket, kind))
+                    sidecars[replica.pod_uid] = await stack.enter_async_context(
+                        sidecar(port, replica.ticket, kind)
+                    )
             await running.known(ONE, TWO, SLOW)
-            for copy in (ONE, TWO, SLOW):
-                await ready(running, copy)
+            for replica in (ONE, TWO, SLOW):
+                await ready(running, replica)
             yield running
 
 
-async def ready(place: Place, copy: ReplicaSpec) -> None:
-    async with asyncio.timeout(30), reports(place.port, copy.ticket) as lines:
+async def ready(place: Place, replica: ReplicaSpec) -> None:
+    async with asyncio.timeout(30), reports(place.port, replica.ticket) as lines:
         while (await lines.next()).get("notReady") is not None:
             pass
 
@@ -163,10 +165,10 @@ async def load(address: str, keys: TritonKeys, directory: Path) -> None:
                 await asyncio.sleep(0.1)
         else:
             pytest.fail(tail(directory / "log"))
-        for copy in (ONE, TWO, GONE, SLOW):
-            name = ModelName(copy.server_name)
+        for replica in (ONE, TWO, GONE, SLOW):
+            name = ModelName(replica.server_name)
             config = admit(directory / "models" / name, name, RULES).for_gpus([], kind="KIND_CPU")
-            if copy is SLOW:
+            if replica is SLOW:
                 config = {**config, "instance_group": [{"kind": "KIND_CPU", "count": 4}]}
             await admin.load(name, config, timeout_seconds=60)
 
@@ -186,16 +188,16 @@ def sample() -> bytes:
     return json.dumps({"inputs": tensors}).encode()
 
 
-async def test_one_public_name_for_two_copies(place: Place) -> None:
+async def test_one_public_name_for_two_replicas(place: Place) -> None:
     """Each answers to its own ticket alone, under the name that its clients know."""
-    for copy, other in ((ONE, TWO), (TWO, ONE)):
-        before = await place.executed(copy), await place.executed(other)
-        await infer_rest(place.rest[copy.pod_uid], "resnet")
-        await infer_grpc(place.grpc[copy.pod_uid], "resnet")
+    for replica, other in ((ONE, TWO), (TWO, ONE)):
+        before = await place.executed(replica), await place.executed(other)
+        await infer_rest(place.rest[replica.pod_uid], "resnet")
+        await infer_grpc(place.grpc[replica.pod_uid], "resnet")
         async with asyncio.timeout(10):  # Triton counts once it has answered
-            while await place.executed(copy) < before[0] + 2:
+            while await place.executed(replica) < before[0] + 2:
                 await asyncio.sleep(0.02)
-        assert await place.executed(copy) == before[0] + 2
+        assert await place.executed(replica) == before[0] + 2
         assert await place.executed(other) == before[1]
 
 
@@ -290,7 +292,7 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_who_has_no_ticket_gets_no_word(place: Place, what: str) -> None:
+async def test_a_client_without_a_ticket_gets_no_response(place: Place, what: str) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
     writer.write(HOSTILE[what])
     async with asyncio.timeout(1.5):  # at once: before a preamble's time is up
@@ -354,8 +356,8 @@ async def test_a_limit_of_two_is_two_in_triton(place: Place) -> None:
 
 
 @pytest.mark.keeps_child
-async def test_triton_dies_with_one_copy_alone_in_it(place: Place) -> None:
-    """Twice: the agent hears of it each time, and then that copy is held, with the reason, and nobody else."""
+async def test_a_replica_that_kills_triton_is_ejected(place: Place) -> None:
+    """The agent gets a report each time; after the second the replica alone is ejected, with the reason."""
     body = json.dumps({"inputs": [{"name": "IN", "shape": [1], "datatype": "UINT8", "data": [1]}]}).encode()
     control_plane = place.gateway.control_plane
     for _ in range(2):

@@ -178,14 +178,14 @@ async def test_a_client_that_does_not_take_what_was_broken_off_is_ended(
 
 async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
     """Through a sidecar and the real gateway: the place in the queue is free at once, and Triton hears of none of them."""
-    copy = replica_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
+    replica = replica_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
     async with fake_triton() as upstream, gateway_of(tmp_path, upstream.endpoint) as (real, control):
-        control.tell([copy])
+        control.tell([replica])
         target: Any = type("Target", (), {"endpoint": Endpoint("127.0.0.1", real.port)})
         async with sidecar(target) as one:
             access = one.way.access
             assert access is not None
-            one.way.access = type(access)(access.endpoint, copy.ticket)
+            one.way.access = type(access)(access.endpoint, replica.ticket)
             upstream.may_answer.clear()
 
             def waiting() -> int:

@@ -147,14 +147,14 @@ async def test_an_answer_that_breaks_off_is_never_finished_with_another(
     assert downstream.answered("504" if stall else "502") == 1
 
 
-async def test_a_cut_before_the_answer_is_told(downstream: Front) -> None:
+async def test_a_cut_before_the_answer_is_refused(downstream: Front) -> None:
     downstream.triton.pieces = [None]
     answer = await downstream.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Triton broke off" in answer
 
 
-async def test_nobody_there_is_unavailable_and_worth_another_try(downstream: Front) -> None:
+async def test_a_triton_that_is_absent_is_unavailable_and_worth_another_try(downstream: Front) -> None:
     downstream.rest.shared.cluster.move(UpstreamEndpoint(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1)))
     answer = await downstream.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")

@@ -409,7 +409,7 @@ async def test_a_ticket_and_an_address_that_change_count_for_the_next_connection
 
 
 @on_uvloop
-async def test_who_says_nothing_costs_no_connection_and_goes_for_who_does() -> None:
+async def test_a_silent_client_makes_room_for_one_that_speaks() -> None:
     async with gateway() as target, sidecar(target, most=5) as one:
         silent = [await one.client() for _ in range(5)]
         await until(lambda: len(one.port) == 5)
@@ -434,7 +434,7 @@ async def test_who_says_nothing_costs_no_connection_and_goes_for_who_does() -> N
 
 
 @on_uvloop
-async def test_who_says_nothing_for_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_is_silent_for_long_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(port_module._SILENT_SECONDS, Kind.REST, 0.1)
     async with gateway() as target, sidecar(target) as one:
         reader, _ = await one.client()

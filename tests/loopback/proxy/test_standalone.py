@@ -239,7 +239,7 @@ async def serial_of(port: int, context: ssl.SSLContext) -> str:
     return serial
 
 
-async def test_wrong_flags_are_told_by_name(tmp_path: Path) -> None:
+async def test_wrong_flags_are_named(tmp_path: Path) -> None:
     for flags, text in (
         (["--tls-cert", "x.pem"], "--tls-cert and --tls-key belong together"),
         (["--tls-client-ca", "x.pem"], "--tls-client-ca needs"),

@@ -75,7 +75,7 @@ class Sidecar:
 async def sidecar(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> AsyncIterator[Sidecar]:
-    """The data plane of one model by itself; one copy of a gateway's; and the same through a pod's sidecar."""
+    """The data plane of one model by itself; one replica of a gateway's; and the same through a pod's sidecar."""
     directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
     (directory / "models").mkdir()
     for name in ("mine", "theirs"):
@@ -192,7 +192,7 @@ async def serve_by_gateway(
     process: asyncio.subprocess.Process,
     by_sidecar: str | None,
 ) -> AsyncIterator[Sidecar]:
-    """Beside the other tenant's copy. The model has one name, so that what is said is Triton's to the byte.
+    """Beside the other tenant's replica. The model has one name, so that what is said is Triton's to the byte.
 
     `by_sidecar`: the network of the agent and of a real sidecar's process; without it a sidecar of the tests' own.
     """
@@ -323,7 +323,7 @@ async def outcome(address: str, method: str, request: Any, metadata: Any) -> Any
             return error.code(), error.details()
 
 
-async def test_triton_itself_is_closed_to_who_has_no_key(sidecar: Sidecar) -> None:
+async def test_triton_itself_is_closed_without_the_key(sidecar: Sidecar) -> None:
     async with aiohttp.ClientSession() as session:
         for path in ("/v2", "/v2/models/mine", "/v2/health/ready", "/v2/models/stats"):
             async with session.get(f"http://{sidecar.triton}{path}") as answer:
@@ -721,7 +721,7 @@ async def test_what_json_has_no_words_for_comes_through(sidecar: Sidecar) -> Non
         assert (status, text) == (answer.status, await answer.text())
 
 
-async def test_a_large_body_that_is_called_a_form_kills_nobody(sidecar: Sidecar) -> None:
+async def test_a_large_body_that_is_called_a_form_ends_no_process(sidecar: Sidecar) -> None:
     """What curl calls all that it sends; it takes more than 4 MiB to kill Triton by it."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     header = b'{"inputs":[{"name":"INPUT0","datatype":"UINT8","shape":[9000000],"parameters":{"binary_data_size":9000000}}]}'

@@ -66,9 +66,9 @@ async def test_triton_is_asked_by_its_own_name_and_packs_nothing(connect: Any) -
 async def test_every_other_name_is_unknown_also_the_servers(connect: Any, name: str) -> None:
     pair = connect()
     pair.client.data_received(infer(model=name))
-    told = pair.to_client.take()
-    assert told.startswith(b"HTTP/1.1 404")
-    assert json.loads(body_of(told)) == {"error": f"Request for unknown model: '{name}' is not found"}
+    got = pair.to_client.take()
+    assert got.startswith(b"HTTP/1.1 404")
+    assert json.loads(body_of(got)) == {"error": f"Request for unknown model: '{name}' is not found"}
     assert not pair.tritons
 
 
@@ -85,9 +85,9 @@ async def test_what_follows_the_json_of_a_binary_answer_is_left_alone(connect: A
     tensors = NAMES.server_member * 3
     said = answer(head + tensors, f"{HEADER_LENGTH}: {len(head)}")
     for cut in (None, *range(1, len(said))):
-        told = await served(connect(), infer(), said, cut)
-        assert len(told) == len(said)
-        body = body_of(told)
+        got = await served(connect(), infer(), said, cut)
+        assert len(got) == len(said)
+        body = body_of(got)
         assert json.loads(body[: len(head)])["model_name"] == "own"
         assert body[len(head) :] == tensors
 
@@ -103,19 +103,19 @@ async def test_small_answers_are_rewritten_whole(connect: Any, line: str, is_chu
     said = answer(chunked(body, 7) if is_chunked else body, *lines)
     expected = body.replace(NAMES.server, NAMES.public)
     for cut in (None, 20, len(said) - 30):
-        told = await served(connect(), ask(line), said, cut)
-        assert b"Content-Length: %d\r\n" % len(expected) in told
-        assert b"chunked" not in told
-        assert body_of(told) == (b"" if line.startswith("HEAD") else expected)
+        got = await served(connect(), ask(line), said, cut)
+        assert b"Content-Length: %d\r\n" % len(expected) in got
+        assert b"chunked" not in got
+        assert body_of(got) == (b"" if line.startswith("HEAD") else expected)
 
 
 async def test_errors_carry_the_public_name_and_the_connection_goes_on(connect: Any) -> None:
     pair = connect()
     body = json.dumps({"error": f"in ensemble '{SERVER}', no version of {SERVER}"}).encode()
     for cut in (None, 5, 60, len(body)):
-        told = await served(pair, infer(), answer(body, status="400 Bad Request"), cut)
-        assert told.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-        assert json.loads(body_of(told)) == {"error": "in ensemble 'own', no version of own"}
+        got = await served(pair, infer(), answer(body, status="400 Bad Request"), cut)
+        assert got.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert json.loads(body_of(got)) == {"error": "in ensemble 'own', no version of own"}
     assert len(pair.tritons) == 1
     assert pair.downstream.replica.rest.codes == {"400": 4}
 
@@ -129,8 +129,8 @@ async def test_events_carry_the_public_name_however_they_are_cut(connect: Any, v
     said = answer(chunked(events, 40), "Transfer-Encoding: chunked", "Content-Type: text/event-stream")
     request = infer(b"{}", route="generate_stream").replace(b"HTTP/1.1", b"HTTP/" + version, 1)
     for cut in (None, *range(90, len(said))):
-        told = await served(connect(), request, said, cut)
-        content, left = b"", body_of(told)
+        got = await served(connect(), request, said, cut)
+        content, left = b"", body_of(got)
         if version == b"1.0":
             content = left
         else:
@@ -149,15 +149,15 @@ async def test_events_come_as_they_are_said_though_the_first_is_an_error(connect
         chunked(b'data: {"error":"%b broke"}\n\n' % NAMES.server, 40), *more, status="400 Bad Request"
     )
     begun = said.removesuffix(b"0\r\n\r\n")
-    told = await served(connect(), infer(b"{}", route="generate_stream"), begun, None)
-    assert told.startswith(b"HTTP/1.1 400 ")
-    assert b'data: {"error":"own broke"}\n\n' in told
+    got = await served(connect(), infer(b"{}", route="generate_stream"), begun, None)
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert b'data: {"error":"own broke"}\n\n' in got
 
 
 async def test_an_answer_that_is_too_long_to_be_rewritten_is_no_answer(connect: Any) -> None:
     pair = connect()
-    told = await served(pair, ask("GET /v2/models/own/config"), answer(b"x" * (4 * 1024**2 + 1)), 100)
-    assert told.startswith(b"HTTP/1.1 502 ")
+    got = await served(pair, ask("GET /v2/models/own/config"), answer(b"x" * (4 * 1024**2 + 1)), 100)
+    assert got.startswith(b"HTTP/1.1 502 ")
     assert not pair.to_triton[0].open
     assert not pair.downstream.shared.pool.has_idle
 

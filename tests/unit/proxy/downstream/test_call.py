@@ -588,7 +588,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
         assert call[b":path"] in (INFER.encode(), STREAM_INFER.encode())
 
 
-async def test_a_client_is_told_to_go_and_then_that_no_more_is_taken(connect: Connect) -> None:
+async def test_a_drain_sends_two_goaways_and_serves_what_came_between(connect: Connect) -> None:
     """RFC 9113, 6.8: what a client has sent before it heard is served, and its calls end."""
     both = connect()
     last_of_all, no_error = frames.MAX_STREAM_ID, frames.ErrorCode.NO_ERROR
@@ -625,7 +625,7 @@ async def test_a_client_is_told_to_go_and_then_that_no_more_is_taken(connect: Co
     assert not both.pair.to_client.open
 
 
-async def test_a_connection_is_busy_until_its_client_has_heard_that_it_ends(connect: Connect) -> None:
+async def test_a_draining_connection_is_busy_until_its_client_can_know(connect: Connect) -> None:
     """A call may be on its way: who waits for the end of all waits for that, or for the client to go."""
     both = connect()
     both.exchange()

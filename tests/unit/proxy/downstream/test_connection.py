@@ -117,7 +117,7 @@ async def test_a_request_goes_on_with_the_nodes_key_and_without_control(connect:
 
 @pytest.mark.parametrize("route", ["infer", "generate"])
 @pytest.mark.parametrize("name", ["Content-Type", "cOnTeNt-tYpE"])
-async def test_nobody_tells_triton_that_a_body_is_a_form(connect: Connect, name: str, route: str) -> None:
+async def test_triton_is_never_sent_a_content_type(connect: Connect, name: str, route: str) -> None:
     pair = connect()
     body = BODY if route == "infer" else b'{"text":"x"}'
     await drive(pair, infer(body, "own", f"{name}: application/x-www-form-urlencoded", route=route))
@@ -419,7 +419,7 @@ async def test_idle_connections_end(connect: Connect) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
     ],
 )
-async def test_what_can_become_no_head_is_told_so_at_once(connect: Connect, begun: bytes) -> None:
+async def test_what_can_become_no_head_is_refused_at_once(connect: Connect, begun: bytes) -> None:
     pair = connect()
     pair.client.data_received(begun)
     assert pair.to_client.sent.startswith(b"HTTP/1.1 400 ")

@@ -1,4 +1,4 @@
-"""Whatever limits a copy has by now, what goes the quick way is answered as by the long one.
+"""Whatever limits a replica has by now, what goes the quick way is answered as by the long one.
 
 A quick way is found by what was seen before the limits were lowered: each case sees a request first, sets limits, and
 asks again, once as it comes and once with the quick ways shut.
@@ -31,7 +31,7 @@ GRPC_MESSAGE = request(size=3000)
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_timeslice_is_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(grpc_client, "TIMESLICE_SECONDS", math.inf)
 
@@ -42,7 +42,7 @@ def around(*sizes: int) -> Iterator[int]:
 
 
 def cases(body: int, cost_bytes: int, held: int) -> list[tuple[str, float]]:
-    """Every limit of a copy, at the values where something ends to go."""
+    """Every limit of a replica, at the values where something ends to go."""
     return [
         *(("max_request_bytes", value) for value in (1, *around(body))),
         *(("max_json_bytes", value) for value in (1, *around(body))),
@@ -65,7 +65,7 @@ def shut(_: object, *__: object) -> bool:
     return False
 
 
-async def rest_told(route: str, limit: str, value: float) -> tuple[Any, ...]:
+async def rest_responses(route: str, limit: str, value: float) -> tuple[Any, ...]:
     """What client and Triton get of a second request, of one beside it, and when the first one's time is up."""
     sent = infer(REST_BODY if route == "infer" else b'{"text":"%b"}' % bytes(REST_BODY[:5900]).replace(b'"', b"'"),
                  route=route)  # fmt: skip
@@ -99,9 +99,9 @@ async def test_a_rest_request_seen_before(
 ) -> None:
     """Maintainability, top: the quick way of REST left out max-request-bytes and max-json-bytes."""
     with RestPair.triton_at_hand():
-        quick = await rest_told(route, limit, value)
+        quick = await rest_responses(route, limit, value)
         monkeypatch.setattr(RestConnection, "_take_fast_path", shut)
-        assert quick == await rest_told(route, limit, value)
+        assert quick == await rest_responses(route, limit, value)
 
 
 @pytest.mark.parametrize("limit", ["max_request_bytes", "max_json_bytes"])
@@ -152,7 +152,7 @@ def answer(both: Both, stream: int) -> None:
     both.exchange()
 
 
-def told(both: Both, *streams: int) -> list[Any]:
+def response_to(both: Both, *streams: int) -> list[Any]:
     client = both.client
     return [
         (client.status(one), dict(client.headers.get(one, [])).get(b"grpc-message"), client.data.get(one))
@@ -160,7 +160,7 @@ def told(both: Both, *streams: int) -> list[Any]:
     ]
 
 
-def grpc_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
+def grpc_responses(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     both = connect(limit=3, depth=0, **WIDE)
     answer(both, unary(both))
     lowered(both.pair.replica, limit, value)
@@ -173,7 +173,7 @@ def grpc_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
             answer(both, one)
     replica = both.pair.replica
     return (
-        told(both, first, beside),
+        response_to(both, first, beside),
         passed,
         dict(replica.grpc.codes),
         (replica.admissions.running, replica.admissions.bytes.used_bytes, replica.budget.used_bytes),
@@ -184,12 +184,12 @@ def grpc_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
 async def test_a_unary_call_like_one_before(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
-    quick = grpc_told(connect, limit, value)
+    quick = grpc_responses(connect, limit, value)
     monkeypatch.setattr(GrpcConnection, "_take_fast_path", shut)
-    assert quick == grpc_told(connect, limit, value)
+    assert quick == grpc_responses(connect, limit, value)
 
 
-def stream_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
+def stream_responses(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     both = connect(limit=3, depth=0, **WIDE)
     stream = both.client.call(STREAM_INFER)
     both.client.send(stream, framed(GRPC_MESSAGE))
@@ -207,7 +207,7 @@ def stream_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     both.exchange()
     replica = both.pair.replica
     return (
-        told(both, stream),
+        response_to(both, stream),
         passed,
         dict(replica.grpc.codes),
         (replica.admissions.running, replica.admissions.bytes.used_bytes, replica.budget.used_bytes),
@@ -218,9 +218,9 @@ def stream_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
 async def test_a_message_of_a_stream(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
-    quick = stream_told(connect, limit, value)
+    quick = stream_responses(connect, limit, value)
     monkeypatch.setattr(Call, "_takes_fast_path", shut)
-    assert quick == stream_told(connect, limit, value)
+    assert quick == stream_responses(connect, limit, value)
 
 
 async def test_calls_and_bodies_that_are_here_leave_no_room_to_a_quick_call(connect: Connect) -> None:
@@ -239,7 +239,7 @@ async def test_calls_and_bodies_that_are_here_leave_no_room_to_a_quick_call(conn
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-async def test_answers_that_nobody_takes_end_where_there_is_no_room_for_them(
+async def test_answers_that_are_not_read_end_where_there_is_no_room_for_them(
     connect: Connect, is_whole: bool
 ) -> None:
     """Maintainability 2, six quick ways: an answer that comes in one piece was kept however much was kept already."""

@@ -25,7 +25,7 @@ from tests.unit.proxy.downstream.test_connection import OK, drive, infer
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_timeslice_is_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
     monkeypatch.setattr(grpc_client, "TIMESLICE_SECONDS", math.inf)
 
@@ -180,7 +180,7 @@ async def test_a_rest_request_that_is_not_usual_is_looked_at(
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_a_crowd_of_usual_calls_with_unusual_ones_between(connect: Connect, seed: int) -> None:
+async def test_many_usual_calls_with_unusual_ones_between(connect: Connect, seed: int) -> None:
     rng, both = random.Random(seed), connect(limit=3, depth=100)
     streams = {}
     for _ in range(40):
@@ -224,7 +224,7 @@ async def test_the_messages_of_a_stream_go_on_at_once(
 ) -> None:
     """As they would by the long way, which takes those that have to wait."""
 
-    async def told(**quick: Any) -> tuple[bytes, dict[str, int], int]:
+    async def outcome_of(**quick: Any) -> tuple[bytes, dict[str, int], int]:
         with monkeypatch.context() as patched:
             for name, value in quick.items():
                 patched.setattr(Call, name, value)
@@ -252,4 +252,4 @@ async def test_the_messages_of_a_stream_go_on_at_once(
     def slowly(*_: Any) -> bool:
         return False
 
-    assert await told() == await told(_takes_fast_path=slowly)
+    assert await outcome_of() == await outcome_of(_takes_fast_path=slowly)

@@ -1,4 +1,4 @@
-"""Several copies of models in one process, on one connection to Triton."""
+"""Several replicas of models in one process, on one connection to Triton."""
 
 import time
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SERVERS = (b"own-000000000001", b"own-000000000002")
 
 
 class Node:
-    """Two copies that their clients call the same, each with a client, and the Triton of both."""
+    """Two replicas that their clients call the same, each with a client, and the Triton of both."""
 
     def __init__(self, **limits: int) -> None:
         self.lost: list[object] = []
@@ -28,7 +28,7 @@ class Node:
         self.both = [
             Both(GrpcPair(common=common, names=Names(b"own", server), **limits)) for server in SERVERS
         ]
-        self.copies = [both.pair.replica for both in self.both]
+        self.replicas = [both.pair.replica for both in self.both]
         self.clients = [both.client for both in self.both]
         self.triton = self.both[0].triton
         # Streams of the two have different numbers, so that the reference server may call them as clients do.
@@ -67,7 +67,7 @@ def answer_of(server: bytes, size: int = 3) -> pb.ModelInferResponse:
 
 
 @pytest.mark.parametrize("size", [0, 3, 15_000, 70_000, 300_000])
-async def test_each_copy_is_asked_and_answers_under_its_own_names(node: Node, size: int) -> None:
+async def test_each_replica_is_asked_and_answers_under_its_own_names(node: Node, size: int) -> None:
     for _ in range(2):
         for whose, server in enumerate(SERVERS):
             stream = node.ask(whose, size=min(size, 15_000))
@@ -105,7 +105,7 @@ async def test_a_large_answer_in_one_frame_is_renamed_too(node: Node) -> None:
     assert node.clients[0].data[stream] == framed(answer.SerializeToString())
 
 
-async def test_what_triton_says_of_an_error_names_the_model_as_its_clients_do(node: Node) -> None:
+async def test_an_error_of_tritons_names_the_model_as_its_clients_do(node: Node) -> None:
     stream = node.ask(1)
     node.triton.h2.send_headers(
         node.triton.own(stream),
@@ -118,11 +118,11 @@ async def test_what_triton_says_of_an_error_names_the_model_as_its_clients_do(no
         end_stream=True,
     )
     node.exchange()
-    told = dict(node.clients[1].headers[stream])
-    assert (told[b"grpc-status"], told[b"grpc-message"]) == (b"3", b"no input for 'own', own %25")
+    headers = dict(node.clients[1].headers[stream])
+    assert (headers[b"grpc-status"], headers[b"grpc-message"]) == (b"3", b"no input for 'own', own %25")
 
 
-async def test_who_had_calls_in_triton_is_told_before_they_are_refused(node: Node) -> None:
+async def test_a_lost_connection_is_reported_before_its_calls_are_refused(node: Node) -> None:
     stream = node.ask(1)
     running: list[int] = []
     node.both[0].pair.downstream.triton._lost = lambda replica: running.append(replica.admissions.running)
@@ -133,10 +133,10 @@ async def test_who_had_calls_in_triton_is_told_before_they_are_refused(node: Nod
     node.exchange(1)
     assert running == [1, 1]
     assert node.clients[1].status(stream) == 14
-    assert [replica.admissions.running for replica in node.copies] == [0, 0]
+    assert [replica.admissions.running for replica in node.replicas] == [0, 0]
 
 
-async def test_an_idle_connection_that_goes_accuses_nobody(node: Node) -> None:
+async def test_the_loss_of_an_idle_connection_is_not_reported(node: Node) -> None:
     stream = node.ask(0)
     node.triton.answer(stream, answer_of(SERVERS[0]).SerializeToString())
     node.exchange()
@@ -144,7 +144,7 @@ async def test_an_idle_connection_that_goes_accuses_nobody(node: Node) -> None:
     assert not node.lost
 
 
-async def test_a_reader_that_stands_still_holds_up_nobody_else(node: Node) -> None:
+async def test_a_reader_that_stands_still_holds_up_no_other(node: Node) -> None:
     slow, quick = node.ask(0), node.ask(1)
     node.both[0].pair.to_client.stall(node.both[0].pair.client)
     node.triton.begin(slow)
@@ -160,20 +160,20 @@ async def test_a_reader_that_stands_still_holds_up_nobody_else(node: Node) -> No
     assert not node.both[0].pair.to_triton[0].paused
 
 
-async def test_deadlines_of_one_copy_end_no_call_of_another(node: Node) -> None:
+async def test_deadlines_of_one_replica_end_no_call_of_another(node: Node) -> None:
     other = node.ask(1)
     late = [node.ask(0, grpc_timeout="100m") for _ in range(50)]
     node.both[0].pair.downstream.deadlines.look(time.monotonic() + 1)
     node.exchange()
     assert {node.clients[0].status(stream) for stream in late} == {4}
     assert not node.triton.resets  # Triton goes on with them, and they keep their slots
-    assert node.copies[0].admissions.running == 50
+    assert node.replicas[0].admissions.running == 50
     for stream in late:
         node.triton.answer(stream, b"")
     node.triton.answer(other, answer_of(SERVERS[1]).SerializeToString())
     node.exchange()
     assert node.clients[1].status(other) == 0
-    assert [replica.admissions.running for replica in node.copies] == [0, 0]
+    assert [replica.admissions.running for replica in node.replicas] == [0, 0]
 
 
 async def test_a_stream_that_was_given_up_keeps_its_slots_until_its_messages_are_answered() -> None:
@@ -184,14 +184,14 @@ async def test_a_stream_that_was_given_up_keeps_its_slots_until_its_messages_are
         node.exchange()
         node.clients[0].h2.reset_stream(stream, 8)
         node.exchange()
-        assert node.copies[0].admissions.running == 2
+        assert node.replicas[0].admissions.running == 2
         node.triton.begin(stream)
         message = pb.ModelStreamInferResponse(infer_response=answer_of(SERVERS[0])).SerializeToString()
         for left in (1, 0):
             assert not node.triton.resets
             node.triton.send(stream, framed(message))
             node.exchange()
-            assert node.copies[0].admissions.running == left
+            assert node.replicas[0].admissions.running == left
         assert node.triton.resets == {stream}
         assert not node.both[0].pair.downstream.given_up
 
@@ -242,11 +242,11 @@ async def test_long_checks_take_turns_with_the_loop(node: Node, monkeypatch: pyt
     assert client.status(last) == 0
 
 
-async def test_calls_that_are_only_opened_take_their_copys_room() -> None:
+async def test_calls_that_are_only_opened_count_against_their_replicas_memory() -> None:
     """A client may open a thousand on each of thousands of connections, with long headers, and say no more."""
     with triton_at_hand():
         node = Node(max_request_bytes=64 * 1024, max_inflight_bytes=64 * 1024)
-        client, (replica, other) = node.clients[0], node.copies
+        client, (replica, other) = node.clients[0], node.replicas
         streams = [client.call(STREAM_INFER, x_note="v" * 4000 + str(count)) for count in range(50)]
         node.exchange()
         assert replica.budget.used_bytes <= 64 * 1024

@@ -1,4 +1,4 @@
-"""The rules of HTTP/2 and of gRPC that a client can break, and what it is told then; and what is answered here."""
+"""The rules of HTTP/2 and of gRPC that a client can break, and what comes of that; and what is answered here."""
 
 import asyncio
 import struct
@@ -134,7 +134,7 @@ RULES: dict[str, tuple[bytes, tuple[str, ErrorCode | None]]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("cut", [False, True])
-async def test_what_breaks_a_rule_ends_as_much_as_the_rule_says(
+async def test_what_breaks_a_rule_ends_the_stream_or_the_connection(
     connect: Connect, rule: str, cut: bool
 ) -> None:
     data, (what, code) = RULES[rule]
@@ -146,9 +146,9 @@ async def test_what_breaks_a_rule_ends_as_much_as_the_rule_says(
     for piece in [data[at : at + 1] for at in range(len(data))] if cut else [data]:
         if both.pair.to_client.open:
             both.pair.receive(piece)
-    told = list(frames_of(both.pair.to_client.take()))
-    goaways = [payload for kind, _, payload in told if kind == GOAWAY]
-    resets = [(stream, payload) for kind, stream, payload in told if kind == RST_STREAM]
+    sent = list(frames_of(both.pair.to_client.take()))
+    goaways = [payload for kind, _, payload in sent if kind == GOAWAY]
+    resets = [(stream, payload) for kind, stream, payload in sent if kind == RST_STREAM]
     if what == "connection":
         assert [struct.unpack(">I", payload[4:8])[0] for payload in goaways] == [code]
         assert struct.unpack(">I", goaways[0][:4])[0] <= 9  # the last of its streams that was looked at
@@ -224,7 +224,7 @@ def frames_of(data: bytes) -> Iterable[tuple[int, int, bytes]]:
         b"\x16\x03\x01",
     ],
 )
-async def test_another_protocol_is_told_at_once(connect: Connect, begun: bytes) -> None:
+async def test_another_protocol_is_refused_at_once(connect: Connect, begun: bytes) -> None:
     for cut in (False, True):
         downstream, out = connect().pair.downstream, Wire()
         client = GrpcConnection(downstream)
@@ -273,8 +273,8 @@ async def test_a_head_that_is_none_ends_its_stream_alone(connect: Connect, head:
     both.exchange()
     block = hpack.encode(HEADS[head])
     both.pair.receive(frame(HEADERS, END_HEADERS, 3, block))
-    told = list(frames_of(both.pair.to_client.take()))
-    assert (RST_STREAM, 3, u32(ErrorCode.PROTOCOL_ERROR)) in told
+    sent = list(frames_of(both.pair.to_client.take()))
+    assert (RST_STREAM, 3, u32(ErrorCode.PROTOCOL_ERROR)) in sent
     assert both.pair.to_client.open
     assert list(both.pair.client.codec.streams) == [1]
 
@@ -307,7 +307,7 @@ async def test_trailers_of_a_client_end_its_call(
         ([*without(b"content-type"), (b"content-type", b"application/grpc+json")], 415),
     ],
 )
-async def test_what_is_no_grpc_call_is_told_in_http(
+async def test_what_is_no_grpc_call_is_refused_in_http(
     connect: Connect, head: list[tuple[bytes, bytes]], status: int
 ) -> None:
     both = connect()
@@ -315,11 +315,11 @@ async def test_what_is_no_grpc_call_is_told_in_http(
     both.pair.receive(frame(HEADERS, END_HEADERS, 1, block) + frame(DATA, 0, 1, b"x" * 40_000))
     assert not both.pair.to_client.take().endswith(b"x")
     both.pair.receive(frame(DATA, END_STREAM, 1, b"x"))
-    told = list(frames_of(both.pair.to_client.take()))
-    ((_, _, block),) = [one for one in told if one[0] == HEADERS]
+    sent = list(frames_of(both.pair.to_client.take()))
+    ((_, _, block),) = [one for one in sent if one[0] == HEADERS]
     headers = decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
     assert headers == [(b":status", b"%d" % status), (b"content-type", b"text/plain")]
-    assert b"application/grpc" in b"".join(payload for kind, _, payload in told if kind == DATA)
+    assert b"application/grpc" in b"".join(payload for kind, _, payload in sent if kind == DATA)
     assert both.pair.replica.grpc.codes == {f"HTTP_{status}": 1}
     assert not both.pair.client.codec.streams
     assert not both.pair.tritons
@@ -337,7 +337,7 @@ async def test_what_is_a_grpc_call_in_other_words(connect: Connect, kind: str) -
 
 @pytest.mark.parametrize("method", [INFER, STREAM_INFER])
 async def test_a_deadline_is_kept_in_any_unit(connect: Connect, method: str) -> None:
-    """Here: Triton goes on with what it has begun, and is not told."""
+    """Here: Triton goes on with what it has begun, and hears no deadline."""
     both = connect()
 
     def ask(timeout: str) -> int:
@@ -356,7 +356,7 @@ async def test_a_deadline_is_kept_in_any_unit(connect: Connect, method: str) -> 
 
 
 @pytest.mark.parametrize("said", ["5", "S", "123456789S", "5s", "-5S", "5 S"])
-async def test_a_deadline_that_is_none_is_told(connect: Connect, said: str) -> None:
+async def test_a_deadline_that_cannot_be_read_is_refused(connect: Connect, said: str) -> None:
     both = connect()
     stream = both.client.call(grpc_timeout=said)
     both.exchange()
@@ -411,7 +411,7 @@ async def test_a_length_is_kept(connect: Connect, length: int, sent: int, ends: 
         ("/grpc.health.v1.Health/Check", framed(protobuf.encode_bytes(1, b"x")), Status.NOT_FOUND, "unknown service"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_served_is_told_with_its_status(
+async def test_what_cannot_be_served_is_refused_with_its_status(
     connect: Connect, method: str, sent: bytes, status: Status, text: str
 ) -> None:
     both = connect(limit=1, depth=0)
@@ -456,7 +456,7 @@ class Triton:
         return self.answer
 
 
-async def told(both: Both, method: str, message: bytes = b"") -> tuple[int | None, bytes]:
+async def response_to(both: Both, method: str, message: bytes = b"") -> tuple[int | None, bytes]:
     stream = both.client.call(method)
     both.client.send(stream, framed(message), end=True)
     both.exchange()
@@ -465,19 +465,19 @@ async def told(both: Both, method: str, message: bytes = b"") -> tuple[int | Non
     return both.client.status(stream), both.client.data.get(stream, b"")[5:]
 
 
-async def test_readiness_is_told_here(connect: Connect) -> None:
+async def test_readiness_is_answered_here(connect: Connect) -> None:
     both = connect()
     own = protobuf.encode_bytes(1, b"own")
     health, live, ready = "/grpc.health.v1.Health/Check", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"
     service = protobuf.encode_bytes(1, SERVICE.encode())
-    assert [await told(both, one) for one in (live, ready)] == [(0, b"\x08\x01")] * 2
-    assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x01")] * 2
-    assert await told(both, MODEL_READY, protobuf.encode_bytes(1, b"other")) == (0, b"")
+    assert [await response_to(both, one) for one in (live, ready)] == [(0, b"\x08\x01")] * 2
+    assert [await response_to(both, health, one) for one in (b"", service)] == [(0, b"\x08\x01")] * 2
+    assert await response_to(both, MODEL_READY, protobuf.encode_bytes(1, b"other")) == (0, b"")
     assert not both.pair.tritons
     both.pair.replica.closed = "it has ended Triton twice"
-    assert [await told(both, one) for one in (live, ready)] == [(0, b"\x08\x01"), (0, b"")]
-    assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x02")] * 2
-    assert await told(both, MODEL_READY, own) == (0, b"")
+    assert [await response_to(both, one) for one in (live, ready)] == [(0, b"\x08\x01"), (0, b"")]
+    assert [await response_to(both, health, one) for one in (b"", service)] == [(0, b"\x08\x02")] * 2
+    assert await response_to(both, MODEL_READY, own) == (0, b"")
     assert not both.pair.tritons
     both.pair.replica.closed = None
     stream = both.client.call(MODEL_READY)
@@ -486,7 +486,7 @@ async def test_readiness_is_told_here(connect: Connect) -> None:
     assert both.triton.messages(stream) == [own]
 
 
-async def test_the_index_and_the_server_are_told_from_what_triton_says(connect: Connect) -> None:
+async def test_the_index_and_the_server_are_answered_from_tritons_own(connect: Connect) -> None:
     both = connect()
     triton = Triton(both, ["1", "3"])
     index, server = f"/{SERVICE}/RepositoryIndex", f"/{SERVICE}/ServerMetadata"
@@ -495,21 +495,21 @@ async def test_the_index_and_the_server_are_told_from_what_triton_says(connect: 
     for version in "13":
         rows.models.add(name="own", version=version, state="READY")
     for asked in (b"", ready):
-        status, answer = await told(both, index, asked)
+        status, answer = await response_to(both, index, asked)
         assert (status, pb.RepositoryIndexResponse.FromString(answer)) == (0, rows)
     shown = {"name": "triton", "version": "2.51", "extensions": ["binary", *sorted(HIDDEN_EXTENSIONS)]}
     triton.answer = shown
-    status, answer = await told(both, server)
+    status, answer = await response_to(both, server)
     expected = pb.ServerMetadataResponse(name="triton", version="2.51", extensions=["binary"])
     assert (status, pb.ServerMetadataResponse.FromString(answer)) == (0, expected)
     for error, code in ((NotServed("away"), Status.UNAVAILABLE), (KeyError("x"), Status.INTERNAL)):
         triton.answer = error
-        assert await told(both, server) == (code, b"")
+        assert await response_to(both, server) == (code, b"")
     both.pair.replica.triton_says("gone")
-    status, answer = await told(both, index)
+    status, answer = await response_to(both, index)
     (row,) = pb.RepositoryIndexResponse.FromString(answer).models
     assert (row.name, row.version, row.state) == ("own", "", "UNAVAILABLE")
-    assert await told(both, index, ready) == (0, b"")
+    assert await response_to(both, index, ready) == (0, b"")
     assert both.pair.replica.grpc.codes == {"OK": 5, "UNAVAILABLE": 1, "INTERNAL": 1}
 
 
@@ -611,7 +611,7 @@ async def test_an_answer_in_a_stream_gives_its_slot_back_however_triton_cuts_it(
 # The end of a connection.
 
 
-async def test_a_client_that_says_nothing_is_hung_up_on(connect: Connect) -> None:
+async def test_an_idle_client_is_disconnected(connect: Connect) -> None:
     quiet, now = connect(), time.monotonic()
     quiet.pair.client.tick(now + 3599)
     assert quiet.pair.to_client.open
@@ -632,7 +632,7 @@ async def test_a_client_that_says_nothing_is_hung_up_on(connect: Connect) -> Non
     assert not quiet.pair.to_client.open
 
 
-async def test_a_client_that_does_not_begin_is_hung_up_on(connect: Connect) -> None:
+async def test_a_client_that_does_not_begin_is_disconnected(connect: Connect) -> None:
     pair, now = GrpcPair(), time.monotonic()
     pair.receive(frames.PREFACE)
     pair.client.tick(now)
@@ -653,8 +653,8 @@ async def test_more_streams_than_are_allowed_are_refused_unprocessed(
         both.pair.receive(data)
         if number == 0:
             both.exchange()
-    told = [one for one in frames_of(both.pair.to_client.take()) if one[0] == RST_STREAM]
-    assert told == [(RST_STREAM, stream, u32(ErrorCode.REFUSED_STREAM)) for stream in (7, 9)]
+    sent = [one for one in frames_of(both.pair.to_client.take()) if one[0] == RST_STREAM]
+    assert sent == [(RST_STREAM, stream, u32(ErrorCode.REFUSED_STREAM)) for stream in (7, 9)]
     assert len(both.pair.client.codec.streams) == 3
 
 

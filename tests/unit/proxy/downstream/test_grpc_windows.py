@@ -283,7 +283,7 @@ async def test_windows_slots_and_bytes_are_given_back_whatever_happens(connect: 
     assert sum(replica.grpc.codes.values()) == history.calls
 
 
-async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -> None:
+async def test_a_buffered_call_has_its_first_window_and_no_more(connect: Connect) -> None:
     both = connect(limit=1, depth=10)
     first, second = both.client.call(), both.client.call()
     both.client.send(first, framed(request()), end=True)
@@ -334,7 +334,7 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     assert both.client.status(resting) is None
 
 
-async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_nobody_else(connect: Connect) -> None:
+async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_no_other(connect: Connect) -> None:
     """Its transport is full: not its windows, which are wide, but TCP holds it up."""
     both = connect()
     both.client.h2.increment_flow_control_window(2**24)
@@ -406,7 +406,7 @@ async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> Non
     assert 0 < len(both.client.resets) < 20  # those that were one too many
 
 
-async def test_a_call_begins_with_the_window_that_its_client_is_told(connect: Connect) -> None:
+async def test_a_call_begins_with_the_window_of_the_settings(connect: Connect) -> None:
     both = connect()
     stream = both.client.call()
     both.exchange()

@@ -67,7 +67,7 @@ def test_a_listener_takes_so_many_clients_that_descriptors_are_left(
     assert listener.connected(clients[0])
 
 
-async def test_a_port_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowd that connects at once finds room; a handshake has some seconds, an answer that is being taken minutes."""
     made: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()

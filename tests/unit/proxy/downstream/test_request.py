@@ -134,7 +134,7 @@ async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("last", ["Connection: close", "HTTP/1.0"])
-async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect, last: str) -> None:
+async def test_a_connection_that_triton_ends_serves_no_other_request(connect: Connect, last: str) -> None:
     pair = connect()
     upstream = await asked(pair)
     answer = OK.replace(b"HTTP/1.1", b"HTTP/1.0") if last == "HTTP/1.0" else OK.replace(b"\r\n\r\n", b"\r\n%b\r\n\r\n" % last.encode())  # fmt: skip
@@ -277,7 +277,7 @@ async def test_only_so_many_connections_are_kept(connect: Connect, monkeypatch: 
     assert [wire.open for wire in pair.to_triton] == [True, True, False, False]
 
 
-async def test_a_long_answer_is_taken_piece_by_piece_in_its_copys_turns(connect: Connect) -> None:
+async def test_a_long_answer_is_read_piece_by_piece_in_its_replicas_turns(connect: Connect) -> None:
     """Hundreds of them may be here at once, and others are served in between."""
     pair = connect()
     later: list[Callable[[], None]] = []
@@ -315,16 +315,16 @@ class Asks:
         self.upstream: UpstreamHttp | None = None
         self.lost = ""
         self.losses: list[str] = []
-        self.told = asyncio.Event()
+        self.is_over = asyncio.Event()
 
     def connected(self, upstream: UpstreamHttp) -> None:
         self.upstream = upstream
-        self.told.set()
+        self.is_over.set()
 
     def answer_broke(self, reason: str) -> None:
         self.lost = reason
         self.losses.append(reason)
-        self.told.set()
+        self.is_over.set()
 
 
 async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> None:
@@ -339,7 +339,7 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
     pool, asks = UpstreamPool(UpstreamCluster(UpstreamEndpoint(here, here))), Asks()
     assert pool.take(asks) is None  # type: ignore[arg-type]
-    await asyncio.wait_for(asks.told.wait(), 5)
+    await asyncio.wait_for(asks.is_over.wait(), 5)
     assert asks.upstream is not None
     assert asks.upstream.transport is not None
     assert asks.upstream.transport.get_write_buffer_limits()[1] >= 64 * 1024
@@ -350,12 +350,12 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
     await server.wait_closed()
     refused = Asks()
     assert pool.take(refused) is None  # type: ignore[arg-type]
-    await asyncio.wait_for(refused.told.wait(), 5)
+    await asyncio.wait_for(refused.is_over.wait(), 5)
     assert refused.lost.startswith("Triton cannot be reached: ")
     waits = Asks()
     pool.take(waits)  # type: ignore[arg-type]
     await pool.close()  # with one on its way
-    assert not waits.told.is_set()
+    assert not waits.is_over.is_set()
 
 
 ENDS: dict[str, Callable[[UpstreamHttp, Wire], None]] = {
@@ -369,7 +369,7 @@ ENDS: dict[str, Callable[[UpstreamHttp, Wire], None]] = {
 async def test_a_connection_that_ends_as_it_is_made_was_not_made(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[UpstreamHttp, Wire], None]
 ) -> None:
-    """Nobody has read anything: who seeks may go to another copy, and this one is not accused."""
+    """Nobody has read anything: who seeks may go to another replica, and this one is not accused."""
 
     async def made(make: Callable[[], UpstreamHttp], *_: object) -> tuple[Wire, UpstreamHttp]:
         wire, upstream = Wire(), make()
@@ -381,14 +381,14 @@ async def test_a_connection_that_ends_as_it_is_made_was_not_made(
     here, blamed = Endpoint("127.0.0.1", 1), list[object]()
     pool, asks = UpstreamPool(UpstreamCluster(UpstreamEndpoint(here, here)), lost=blamed.append), Asks()
     pool.take(asks)  # type: ignore[arg-type]
-    await asyncio.wait_for(asks.told.wait(), 5)
+    await asyncio.wait_for(asks.is_over.wait(), 5)
     await settle()
     assert asks.upstream is None
     assert asks.losses == ["Triton cannot be reached: it ended the connection at once"]
     assert (pool.in_use, blamed) == (0, [])
 
 
-async def test_who_waits_gets_no_connection_that_is_about_to_be_lost(connect: Connect) -> None:
+async def test_a_request_that_waits_gets_no_connection_that_is_about_to_be_lost(connect: Connect) -> None:
     """One that is idle when another's end makes room."""
     pair = connect()
     first, second = RestPair(downstream=pair.downstream), RestPair(downstream=pair.downstream)
@@ -401,7 +401,7 @@ async def test_who_waits_gets_no_connection_that_is_about_to_be_lost(connect: Co
     pool._waiting["own"] = deque([waits])  # type: ignore[list-item]
     pair.tritons[0].abort()
     pair.tritons[0].connection_lost(None)
-    await asyncio.wait_for(waits.told.wait(), 5)
+    await asyncio.wait_for(waits.is_over.wait(), 5)
     assert waits.upstream is pair.tritons[2]
 
 
@@ -417,7 +417,7 @@ async def test_a_triton_that_takes_no_connection_is_not_waited_for_long(
     nowhere = Endpoint("127.0.0.1", 1)
     pool, asks = UpstreamPool(UpstreamCluster(UpstreamEndpoint(nowhere, nowhere))), Asks()
     pool.take(asks)  # type: ignore[arg-type]
-    await asyncio.wait_for(asks.told.wait(), 5)
+    await asyncio.wait_for(asks.is_over.wait(), 5)
     assert asks.lost == "Triton cannot be reached: no answer"
 
 
@@ -472,7 +472,7 @@ class Triton:
         return self.answer
 
 
-async def told(pair: RestPair, request: bytes) -> tuple[int, bytes]:
+async def response_to(pair: RestPair, request: bytes) -> tuple[int, bytes]:
     """By a reference client (h11), which raises on what is not HTTP/1.1."""
     pair.client.data_received(request)
     await settle()
@@ -491,14 +491,14 @@ async def told(pair: RestPair, request: bytes) -> tuple[int, bytes]:
     return head.status_code, body
 
 
-async def test_health_is_told_here(connect: Connect) -> None:
+async def test_health_is_answered_here(connect: Connect) -> None:
     pair = connect()
     live, ready = ask("GET /v2/health/live"), ask("GET /v2/health/ready")
     model = ask("GET /v2/models/own/ready")
-    assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (200, b""))
+    assert (await response_to(pair, live), await response_to(pair, ready)) == ((200, b""), (200, b""))
     pair.downstream.replica.withheld = "broken"
-    assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (400, b""))
-    assert await told(pair, model) == (400, b'{"error":"Model version not ready"}')
+    assert (await response_to(pair, live), await response_to(pair, ready)) == ((200, b""), (400, b""))
+    assert await response_to(pair, model) == (400, b'{"error":"Model version not ready"}')
     assert not pair.tritons
     assert pair.downstream.replica.admissions.running == 0
     pair.downstream.replica.withheld = None
@@ -514,20 +514,22 @@ async def test_the_index_has_the_own_models_rows(connect: Connect) -> None:
         infer(body, route="x").replace(b"/v2/models/own/x", b"/v2/repository/index")
         for body in (b"", b'{"ready":true}')
     )
-    status, rows = await told(pair, all_rows)
+    status, rows = await response_to(pair, all_rows)
     assert status == 200
     served = [{"name": "own", "version": version, "state": "READY"} for version in "13"]
     assert json.loads(rows) == served
-    assert json.loads((await told(pair, ready_rows))[1]) == served
+    assert json.loads((await response_to(pair, ready_rows))[1]) == served
     for encoding, pack in (("gzip", gzip.compress), ("deflate", zlib.compress)):
         packed = infer(pack(b'{"ready":true}'), "own", f"Content-Encoding: {encoding}")
-        status, rows = await told(pair, packed.replace(b"/v2/models/own/infer", b"/v2/repository/index"))
+        status, rows = await response_to(
+            pair, packed.replace(b"/v2/models/own/infer", b"/v2/repository/index")
+        )
         assert (status, json.loads(rows)) == (200, served)
     asked = len(triton.asked)
     pair.downstream.replica.triton_says("gone")
     reason = {"name": "own", "state": "UNAVAILABLE", "reason": "not ready"}
-    assert json.loads((await told(pair, all_rows))[1]) == [reason]
-    assert json.loads((await told(pair, ready_rows))[1]) == []
+    assert json.loads((await response_to(pair, all_rows))[1]) == [reason]
+    assert json.loads((await response_to(pair, ready_rows))[1]) == []
     assert len(triton.asked) == asked
 
 
@@ -536,11 +538,11 @@ async def test_the_server_tells_of_itself_what_can_be_used_here(connect: Connect
     triton = Triton(pair)
     shown = {"name": "triton", "extensions": ["classification", *sorted(HIDDEN_EXTENSIONS)]}
     triton.answer = Answer(200, json.dumps(shown).encode())
-    status, text = await told(pair, ask("GET /v2"))
+    status, text = await response_to(pair, ask("GET /v2"))
     assert (status, json.loads(text)) == (200, {"name": "triton", "extensions": ["classification"]})
     for odd in (b'{"name":"triton"}', b'{"extensions":7}', b"[1]"):
         triton.answer = Answer(200, odd)
-        assert json.loads((await told(pair, ask("GET /v2")))[1]) == json.loads(odd)
+        assert json.loads((await response_to(pair, ask("GET /v2")))[1]) == json.loads(odd)
     assert set(triton.asked) == {"/v2"}
 
 
@@ -548,24 +550,24 @@ async def test_all_statistics_are_those_of_the_own_model(connect: Connect) -> No
     pair = connect()
     triton = Triton(pair)
     triton.answer = Answer(400, b'{"error":"x"}')
-    assert await told(pair, ask("GET /v2/models/stats")) == (400, b'{"error":"x"}')
+    assert await response_to(pair, ask("GET /v2/models/stats")) == (400, b'{"error":"x"}')
     assert triton.asked == ["/v2/models/own/stats"]
 
 
 @pytest.mark.parametrize(
     ("error", "status", "said"), [(NotServed("away"), 503, "away"), (KeyError("x"), 500, "the proxy failed")]
 )
-async def test_what_cannot_be_told_is_told_as_such(
+async def test_a_question_that_fails_is_answered_with_the_failure(
     connect: Connect, error: Exception, status: int, said: str
 ) -> None:
     pair = connect()
     Triton(pair).answer = error
-    assert await told(pair, ask("GET /v2")) == (
+    assert await response_to(pair, ask("GET /v2")) == (
         status,
         json.dumps({"error": said}, separators=(",", ":")).encode(),
     )
     assert pair.downstream.replica.rest.codes == {str(status): 1}
-    assert (await told(pair, ask("GET /v2/health/live")))[0] == 200
+    assert (await response_to(pair, ask("GET /v2/health/live")))[0] == 200
 
 
 async def test_a_question_about_triton_has_its_time_and_ends_with_its_client(connect: Connect) -> None:
@@ -629,10 +631,10 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_is_refused_is_told_and_holds_nothing(connect: Connect, case: str) -> None:
+async def test_a_refusal_has_its_status_and_text_and_leaves_nothing(connect: Connect, case: str) -> None:
     request, status, text = REFUSED[case]
     pair = connect(limit=1, depth=0)
-    got, said = await told(pair, request)
+    got, said = await response_to(pair, request)
     assert (got, list(json.loads(said))) == (status, ["error"])
     assert text in json.loads(said)["error"]
     assert not pair.tritons
@@ -640,7 +642,7 @@ async def test_what_is_refused_is_told_and_holds_nothing(connect: Connect, case:
     assert pair.downstream.replica.rest.codes == {str(status): 1}
 
 
-async def test_another_method_is_told_with_the_right_one(connect: Connect) -> None:
+async def test_another_method_is_refused_with_those_that_are_allowed(connect: Connect) -> None:
     pair = connect()
     pair.client.data_received(ask("DELETE /v2/trace/setting"))
     assert b"Allow: GET, POST\r\n" in pair.to_client.sent
@@ -666,7 +668,7 @@ async def test_json_is_taken_up_to_the_limit_in_every_form(connect: Connect, siz
     assert pair.downstream.replica.budget.used_bytes == 0
 
 
-async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect: Connect) -> None:
+async def test_a_request_that_waited_is_refused_while_triton_is_nowhere(connect: Connect) -> None:
     pair = connect(limit=1, depth=1)
     where = pair.downstream.shared.cluster
     access, where.endpoint = where.endpoint, None
@@ -685,7 +687,7 @@ async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect
 
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.parametrize("pieces", [1, 7])
-async def test_a_body_that_nobody_wants_is_read_up_to_a_size(
+async def test_the_body_of_a_refused_request_is_read_up_to_a_size(
     connect: Connect, size: int, pieces: int
 ) -> None:
     """Then the connection is worth less than its rest."""
@@ -700,7 +702,7 @@ async def test_a_body_that_nobody_wants_is_read_up_to_a_size(
     assert pair.downstream.replica.rest.received_bytes == (len(BODY) if small else 0)
 
 
-async def test_a_chunked_body_that_nobody_wants_ends_the_connection(connect: Connect) -> None:
+async def test_the_chunked_body_of_a_refused_request_ends_the_connection(connect: Connect) -> None:
     """Nobody knows how much it will be."""
     pair = connect()
     request = infer(chunked(BODY, 9), "other", "Transfer-Encoding: chunked", length=False)

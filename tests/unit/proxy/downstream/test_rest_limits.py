@@ -1,4 +1,4 @@
-"""Limits of a copy that clients of REST meet: slots, bytes, questions, connections; and all given back in the end."""
+"""Limits of a replica that clients of REST meet: slots, bytes, questions, connections; and all given back in the end."""
 
 import asyncio
 import gzip
@@ -40,17 +40,17 @@ def binary(size: int) -> bytes:
     return infer(text + bytes(size), "own", f"{HEADER_LENGTH}: {len(text)}")
 
 
-async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect: Connect) -> None:
+async def test_a_request_that_is_too_long_is_refused_by_its_length_alone(connect: Connect) -> None:
     pair = connect(replica=own_replica(max_request_bytes=MIB))
     pair.client.data_received(binary(MIB)[:2000])
-    told = pair.to_client.sent
-    assert told.startswith(b"HTTP/1.1 413 ")
-    assert b"1 MiB (--max-request-bytes)" in told
+    sent = pair.to_client.sent
+    assert sent.startswith(b"HTTP/1.1 413 ")
+    assert b"1 MiB (--max-request-bytes)" in sent
     assert not pair.tritons
 
 
-async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Connect) -> None:
-    """A gateway has ceilings: what a pod's owner cannot raise is not told under the pod's own option."""
+async def test_each_refusal_names_the_option_that_sets_its_limit_here(connect: Connect) -> None:
+    """A gateway has ceilings: what a pod's owner cannot raise is not named by the pod's own option."""
     flags = Flags(json="JSON", request="REQUEST", inflight="INFLIGHT")
     limits = ReplicaLimits(
         queue_depth=0, max_json_bytes=MIB, max_request_bytes=2 * MIB, max_inflight_bytes=3 * MIB
@@ -58,7 +58,7 @@ async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Con
     replica = Replica(Names(b"own", b"own"), limits, flags_of=lambda _: flags)
     replica.triton_says(None)
 
-    async def told(sent: bytes) -> bytes:
+    async def response_to(sent: bytes) -> bytes:
         pair = connect(replica=replica)
         pair.client.data_received(sent)
         async with asyncio.timeout(10):
@@ -66,13 +66,13 @@ async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Con
                 await asyncio.sleep(0.001)
         return pair.to_client.sent
 
-    assert b"2 MiB (REQUEST)" in await told(binary(2 * MIB)[:2000])
+    assert b"2 MiB (REQUEST)" in await response_to(binary(2 * MIB)[:2000])
     for kind in ("identity", "gzip"):
         packed = bytes(MIB + 1) if kind == "identity" else gzip.compress(bytes(MIB + 1))
-        assert b"1 MiB (JSON)" in await told(infer(packed, "own", f"Content-Encoding: {kind}"))
+        assert b"1 MiB (JSON)" in await response_to(infer(packed, "own", f"Content-Encoding: {kind}"))
     for room in (replica.budget, replica.admissions.bytes):
         room.charge(3 * MIB)
-        assert b"together (INFLIGHT)" in await told(infer())
+        assert b"together (INFLIGHT)" in await response_to(infer())
         room.give(3 * MIB)
 
 
@@ -87,7 +87,7 @@ async def test_an_answer_that_is_not_taken_counts_as_triton_keeps_it(connect: Co
     assert pair.downstream.replica.admissions.bytes.used_bytes == 0
 
 
-async def test_slow_bodies_of_one_copy_leave_room_for_anothers(connect: Connect) -> None:
+async def test_slow_bodies_of_one_replica_leave_room_for_anothers(connect: Connect) -> None:
     process = Budget(100_000)
     greedy, quiet = (own_replica() for _ in range(2))
     for replica in (greedy, quiet):
@@ -119,7 +119,7 @@ async def test_many_questions_are_few_connections(connect: Connect) -> None:
     assert first.downstream.replica.questions.running == 0
 
 
-async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
+async def test_replicas_take_turns_at_the_connections(connect: Connect) -> None:
     shared = RestShared(here())
     shared.pool = UpstreamPool(shared.cluster, most=1)
     crowd, single = own_replica(), own_replica()
@@ -142,7 +142,7 @@ async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
 
 
 async def test_a_connection_counts_once_whichever_step_its_making_is_at(connect: Connect) -> None:
-    """Requests are spread over copies by this: one too many here sends one too many elsewhere."""
+    """Requests are spread over replicas by this: one too many here sends one too many elsewhere."""
     pair = connect()
     pool = pair.downstream.shared.pool
     pair.client.data_received(infer())
@@ -358,7 +358,7 @@ async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: in
     assert quick.downstream.replica.rest.received_bytes == slow.downstream.replica.rest.received_bytes
 
 
-async def test_bodies_of_one_copy_that_take_long_to_check_do_not_keep_anothers_waiting(
+async def test_bodies_of_one_replica_that_take_long_to_check_do_not_keep_anothers_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checker, question, order = checking.Checker(), object(), []
@@ -407,17 +407,17 @@ async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Conne
     whole = Outstanding(16)
     names = [Names(b"own", name) for name in (b"own-of-pod-1", b"own-of-pod-2")]
     limits = ReplicaLimits(queue_depth=100)
-    copies = [Replica(one, limits, outstanding=whole) for one in names]
+    replicas = [Replica(one, limits, outstanding=whole) for one in names]
     shared = RestShared(here())
-    fronts = [RestDownstream(shared, replica) for replica in copies]
-    greedy = [connect(downstream=fronts[0]) for _ in range(50)]
+    downstreams = [RestDownstream(shared, replica) for replica in replicas]
+    greedy = [connect(downstream=downstreams[0]) for _ in range(50)]
     for one in greedy:
         one.client.data_received(infer())
     await settle()
     pair = greedy[0]
     assert len(pair.tritons) == 7
-    assert (copies[0].admissions.running, copies[0].admissions.waiting) == (7, 43)
-    beside = connect(downstream=fronts[1])
+    assert (replicas[0].admissions.running, replicas[0].admissions.waiting) == (7, 43)
+    beside = connect(downstream=downstreams[1])
     beside.client.data_received(infer())
     await settle()
     assert len(pair.tritons) == 8
@@ -435,12 +435,14 @@ async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Conne
 async def test_a_long_answer_or_half_a_request_takes_no_turn_from_others(connect: Connect) -> None:
     """Data-plane D2: what Triton does not compute loses nobody's answer."""
     whole = Outstanding(1)
-    copies = [
+    replicas = [
         Replica(Names(b"own", name), ReplicaLimits(queue_depth=9), outstanding=whole)
         for name in (b"own-1", b"own-2")
     ]
     shared = RestShared(here())
-    uploads, reads, quick = (connect(downstream=RestDownstream(shared, copies[index])) for index in (0, 0, 1))
+    uploads, reads, quick = (
+        connect(downstream=RestDownstream(shared, replicas[index])) for index in (0, 0, 1)
+    )
     sent = binary(MIB)
     uploads.client.data_received(sent[:-1])
     await settle()

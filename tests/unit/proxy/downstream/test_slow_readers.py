@@ -65,7 +65,7 @@ class Reader:
 
 
 async def test_nine_unread_answers_stop_their_model_for_ten_seconds_and_no_longer() -> None:
-    """Data-plane D3: nine answers of 32 MiB that nobody reads kept a request of three bytes waiting until its time was up."""
+    """Data-plane D3: nine answers of 32 MiB that are not read kept a request of three bytes waiting until its time was up."""
     first = Reader(depth=9)
     readers = [first, *(Reader(first) for _ in range(8))]
     for one in readers:
@@ -81,7 +81,7 @@ async def test_nine_unread_answers_stop_their_model_for_ten_seconds_and_no_longe
         downstream.tick(now + second)
         assert not any(one.is_cut for one in readers)
     downstream.tick(now + 11)
-    # One is enough: whoever is asked next keeps nobody waiting any more.
+    # One is enough: the next one in turn keeps no request waiting.
     assert [one.is_cut for one in readers].count(True) == 2
     assert downstream.replica.rest.codes == {"408": 2}
     await settle()
@@ -161,7 +161,7 @@ def unread(both: Both, method: str, count: int) -> list[int]:
     both.exchange()
     for stream in streams:
         both.triton.begin(stream)
-        for at in range(0, 128 * KIB, 16_000):  # what fits in the window that the gateway has told
+        for at in range(0, 128 * KIB, 16_000):  # what fits in the window that the gateway has announced
             both.triton.send(stream, ANSWER[at : at + min(16_000, 128 * KIB - at)])
             both.triton.exchange()
     return streams
@@ -174,10 +174,10 @@ def shut_windows(both: Both) -> None:
 
 @pytest.mark.parametrize("method", [INFER, STREAM_INFER])
 @pytest.mark.parametrize("others_wait", [False, True])
-async def test_grpc_answers_that_nobody_reads_stop_their_model_for_ten_seconds(
+async def test_grpc_answers_that_are_not_read_stop_their_model_for_ten_seconds(
     connect: Connect, method: str, others_wait: bool
 ) -> None:
-    """Data-plane D3: five answers of 32 MiB that nobody reads kept a small call waiting until its time was up."""
+    """Data-plane D3: five answers of 32 MiB that are not read kept a small call waiting until its time was up."""
     both = connect(depth=9)
     shut_windows(both)
     slow = unread(both, method, 5 if others_wait else 3)
@@ -199,7 +199,7 @@ async def test_grpc_answers_that_nobody_reads_stop_their_model_for_ten_seconds(
     assert set(both.client.resets.values()) == {11}  # which gRPC calls RESOURCE_EXHAUSTED
     assert both.pair.replica.grpc.codes == {"RESOURCE_EXHAUSTED": 2}
     assert set(both.client.resets) < set(slow)
-    # Triton tells its answer to its end, which is read and dropped: then there is room.
+    # Triton sends its answer to its end, which is read and dropped: then there is room.
     before = admissions.bytes.used_bytes
     for one in both.client.resets:
         both.triton.h2.reset_stream(both.triton.own(one))

@@ -59,7 +59,7 @@ def require_served(both: Both, streams: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("heads_first", [False, True])
 async def test_calls_that_come_at_once_are_taken_few_at_a_time(connect: Connect, heads_first: bool) -> None:
-    """Others, of other copies, are served in between."""
+    """Others, of other replicas, are served in between."""
     both = connect()
     begin(both, 1)  # from now on there is a connection to Triton
     later: list[Callable[[], None]] = []
@@ -103,7 +103,7 @@ async def test_answers_that_come_at_once_are_taken_some_at_a_time(connect: Conne
 
 
 @pytest.mark.parametrize("order", ["TRTRTRTR", "RRRRTRTR", "TTTTRRRR", "RTRTRTRT", "RRRRRRRT", "TR"])
-async def test_what_triton_says_at_a_deadline_ends_that_call_alone(connect: Connect, order: str) -> None:
+async def test_frames_of_triton_at_a_deadline_end_that_call_alone(connect: Connect, order: str) -> None:
     both = connect()
     first, late, last = begin(both, 1) + begin(both, 1, grpc_timeout="200m") + begin(both, 1)
     both.pair.tritons[0].data_received(end_as_triton_does(both.triton.own(late), order))
@@ -161,7 +161,7 @@ async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Conne
     assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
-async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_client(connect: Connect) -> None:
+async def test_what_is_on_its_way_for_a_refused_call_is_no_flood(connect: Connect) -> None:
     both = connect(limit=1, depth=0)
     (running,) = begin(both, 1)
     late = both.client.call()

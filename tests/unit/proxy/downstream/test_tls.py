@@ -83,7 +83,7 @@ def shaken(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> ssl.SSLObject:
     return client
 
 
-def test_each_port_says_its_protocol(server: Files) -> None:
+def test_each_port_offers_its_protocol(server: Files) -> None:
     """A gRPC client hangs up on a server that does not choose h2."""
     certificates = Certificates(cert=server.cert, key=server.key, client_ca=None)
     both = client_of(server)
@@ -189,19 +189,19 @@ def options(**files: Path | None) -> ProxyOptions:
     return ProxyOptions(model=ModelName("m"), **files)  # type: ignore[arg-type]
 
 
-def test_a_file_that_cannot_be_used_is_told_by_its_flag(server: Files, other: Files, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_named_by_its_flag(server: Files, other: Files, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert certificates_of(options().tls) is None
-    assert certificates_of(options(tls_cert=server.cert).tls) is None  # told as a wrong flag before
+    assert certificates_of(options(tls_cert=server.cert).tls) is None  # reported as a wrong flag before
     assert certificates_of(options(tls_cert=server.cert, tls_key=server.key).tls) is not None
-    for flags, told in (
+    for flags, message in (
         ({"tls_cert": missing, "tls_key": server.key}, f"--tls-cert {missing}"),
         ({"tls_cert": server.cert, "tls_key": other.key}, f"--tls-key {other.key}"),
         ({"tls_cert": server.key, "tls_key": server.key}, f"--tls-cert {server.key}"),
         ({"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": missing}, "--tls-client-ca"),
         ({"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": server.key}, "--tls-client-ca"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             certificates_of(options(**flags).tls)
 
 
