@@ -60,6 +60,7 @@ class SlotController:
         self._work: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._look_soon = asyncio.Event()
+        self._known_version = triton.version
         # What is under way then counts as hanging.
         self._grant_later = _Timer(self._grant)
         self._look_later = _Timer(lambda: self._spawn(self.look_safely(), "look before a suspect"))
@@ -227,17 +228,22 @@ class SlotController:
     async def look(self) -> Mapping[ServerName, IndexEntry] | None:
         """Read what Triton holds now; everything goes on by that. None while it is not ready. Raises TritonError,
         OSError."""
-        begun, version = self._slots.stamp, self._triton.version
+        begun = self._slots.stamp
         shown = [slot.name for slot in self._slots if slot.phase is not Phase.UNLOADED]
         try:
             index = await self._triton.read(shown, now=loop_seconds())
         finally:
-            if self._triton.version != version:
-                self._models.touch()  # the binder places nothing here before the report says that Triton is ready
+            self._note_version()
             self._tell_waiting()
         if index is not None:
             await self._see(index, begun)
         return index
+
+    def _note_version(self) -> None:
+        """The binder places nothing here before the report says that Triton is ready."""
+        if self._triton.version != self._known_version:
+            self._known_version = self._triton.version
+            self._models.touch()
 
     async def look_safely(self) -> None:
         """As `look`; an error goes to those who wait."""

@@ -1,10 +1,16 @@
 """Loads wait for the report, for their turn and for Triton, with a bound."""
 
 import asyncio
+import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from agent.models import Model
 from berth.contract.ids import PodUid, ServerName
-from berth.contract.report import Failure, ModelState
+from berth.contract.report import CodeRule, Failure, ModelState
 from berth.triton.admin import IndexState
 from tests.fakes.agent_node import GPU, Node, on_server
 from tests.fakes.eventually import until
@@ -22,6 +28,28 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
         on_node.lifecycle.start_load(model)
     await until(lambda: on_node.triton.loading == 2)
     await on_node.lifecycle.close()
+
+
+async def test_namespaces_take_turns_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, goes_on = Node(tmp_path, code=CodeRule.ANY), asyncio.Event()
+    models = [await node.stage(uid, namespace=team) for uid, team in (("p1", "a"), ("p2", "a"), ("p3", "b"))]
+    load = node.triton.load
+
+    async def held_up(name: ServerName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
+        await goes_on.wait()
+        await load(name, config, timeout_seconds=timeout_seconds)
+
+    def is_waiting(model: Model, reason: str) -> bool:
+        return bool(node.slots.busy_gpus()) and reason in model.reason
+
+    monkeypatch.setattr(node.triton, "load", held_up)
+    loads = []
+    for model, reason in zip(models, ("", "on its GPU", "on its GPU"), strict=True):
+        loads.append(node.lifecycle.start_load(model))
+        await until(functools.partial(is_waiting, model, reason))
+    goes_on.set()
+    await asyncio.gather(*loads)
+    assert node.triton.loads == [on_server("p1"), on_server("p3"), on_server("p2")]
 
 
 async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for_it_says_so(

@@ -122,6 +122,25 @@ async def test_an_unload_is_joined_and_one_that_fails_leaves_the_model_listed_to
     assert list(on_node.models) == []
 
 
+async def test_an_unload_that_triton_refuses_once_is_asked_for_again(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals, unload = [TritonRefused("busy")], on_node.triton.unload
+
+    async def refuses_first(name: ServerName, *, timeout_seconds: float) -> None:
+        if refusals:
+            raise refusals.pop()
+        await unload(name, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(on_node.triton, "unload", refuses_first)
+    await on_node.lifecycle.start_load(await on_node.stage())
+    on_node.models.lose_pod(UID)
+    with pytest.raises(TritonRefused, match="busy"):
+        await on_node.lifecycle.start_unload(NAME)
+    await on_node.lifecycle.start_unload(NAME)
+    assert list(on_node.models) == []
+
+
 async def test_an_unload_is_waited_for_with_a_bound(tmp_path: Path) -> None:
     node = Node(tmp_path, unload_timeout=0.1)
     model = await node.stage()

@@ -60,6 +60,14 @@ async def test_a_model_that_is_held_counts_with_its_code_until_it_is_released(on
     assert (on_node.gate.counts(UID), model.resident) == (False, False)
 
 
+async def test_what_an_earlier_agent_has_held_and_triton_does_not_is_released(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.models.set_resident(model, True)
+    on_node.gate.hold(UID, "team", has_code=True)
+    await on_node.controller.look()
+    assert (on_node.gate.counts(UID), model.resident) == (False, False)
+
+
 async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_gets_it(on_node: Node) -> None:
     first, second = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9)
     loads = on_node.lifecycle.start_load(second), on_node.lifecycle.start_load(first)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,39 @@ async def test_a_triton_that_is_away_at_every_look_is_given_up_at_last(
     assert "Triton has not answered for 0.2 s" in model.reason
     assert "connection reset" in model.reason
     assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_a_triton_that_comes_or_goes_is_reported_at_once(on_node: Node) -> None:
+    async def is_reported() -> bool:
+        change = on_node.models.next_change()
+        with suppress(TritonUnavailable):
+            await on_node.controller.look()
+        return change.is_set()
+
+    assert [await is_reported(), await is_reported()] == [True, False]
+    on_node.triton.index_errors = [TritonUnavailable("away")] * 2
+    assert [await is_reported() for _ in range(4)] == [True, False, True, False]
+
+
+async def test_a_triton_that_is_back_by_a_look_that_began_before_it_went_is_reported_too(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await on_node.controller.look()
+    asked, answers, version = asyncio.Event(), asyncio.Event(), on_node.triton.version
+
+    async def late_at_first() -> str | None:
+        if not asked.is_set():
+            asked.set()
+            await answers.wait()
+        return await version()
+
+    monkeypatch.setattr(on_node.triton, "version", late_at_first)
+    early = asyncio.create_task(on_node.controller.look())
+    await asked.wait()
+    on_node.triton.index_errors = [TritonUnavailable("away")]
+    with pytest.raises(TritonUnavailable):
+        await on_node.controller.look()
+    change = on_node.models.next_change()
+    answers.set()
+    await early
+    assert (on_node.sync.version, change.is_set()) == ("2.51.0", True)
