@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.soak.run import soak
+
+pytestmark = pytest.mark.nightly
 
 
 async def test_mixed_clients_leave_nothing_behind(tmp_path: Path) -> None:
