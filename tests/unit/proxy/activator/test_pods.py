@@ -19,23 +19,10 @@ from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders
 from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
 from proxy.wire.http1 import ResponseHead
+from tests.fakes.data_plane import Wire
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
 HEAD_BYTES = len(ANSWER) - 2
-
-
-class Wire(asyncio.Transport):
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def write(self, data: Any) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def is_closing(self) -> bool:
-        return False
 
 
 class Calls:
@@ -209,7 +196,7 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> random.Random:
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
         upstream = UpstreamHttp(self, endpoint)
-        upstream.connection_made(Wire())
+        upstream.connection_made(Wire())  # type: ignore[arg-type]
         return upstream
 
     monkeypatch.setattr(module.Pod, "_probe_forever", _for_ever)

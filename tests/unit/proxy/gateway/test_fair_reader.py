@@ -8,6 +8,7 @@ import pytest
 from proxy.gateway import fair_reader as module
 from proxy.gateway.fair_reader import FairReader, FairReadScheduler, ReplicaShare
 from proxy.request.fairness import CALL_COST, QUANTUM
+from tests.fakes.data_plane import Wire
 
 IN_A_TURN = QUANTUM // CALL_COST
 
@@ -17,29 +18,8 @@ class Load:
         self.calls = self.sent_bytes = 0
 
 
-class Wire:
-    def __init__(self) -> None:
-        self.reading, self.closing = True, False
-        self.sent: list[bytes] = []
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def write(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    def close(self) -> None:
-        self.closing = True
-
-
 class Inner(asyncio.Protocol):
-    """A front end's connection: each piece is a call."""
+    """A downstream's connection: each piece is a call."""
 
     def __init__(self, log: list[tuple[str, bytes]], name: str, load: Load, calls: int) -> None:
         self._log, self._name, self._load, self._calls = log, name, load, calls
@@ -96,14 +76,16 @@ async def test_a_hundred_connections_of_one_copy_get_one_copys_part() -> None:
         connection.data_received(b"%d" % number)
     quiet[0].data_received(b"here")
     assert [name for name, _ in process.log] == ["flood"] * IN_A_TURN + ["quiet"]
-    assert all(wire.reading for _, _, wire in flood)  # who waits for an answer sends nothing more
+    assert all(
+        not wire.paused for _, _, wire in flood
+    )  # a client that waits for its response sends nothing more
     served = [data for name, data in process.log if name == "flood"]
     for _ in range(100 // IN_A_TURN + 1):
         turn = await process.turn()
         assert len(turn) <= IN_A_TURN
         served += [data for _, data in turn]
     assert served == [b"%d" % number for number in range(100)]
-    assert all(wire.reading for _, _, wire in flood)
+    assert all(not wire.paused for _, _, wire in flood)
 
 
 async def test_one_connection_with_many_calls_at_once_pays_for_all_of_them() -> None:
@@ -124,21 +106,21 @@ async def test_the_inner_protocol_stops_reading_for_its_own_reasons() -> None:
     for connection, _, _ in connections:
         connection.data_received(b"1")
     kept, inner, wire = connections[-1]
-    assert wire.reading
+    assert not wire.paused
     kept.data_received(b"2")  # it does not wait to be answered
-    assert not wire.reading
-    inner.transport.resume_reading()  # as a front does when its upstream is writable
-    assert not wire.reading
+    assert wire.paused
+    inner.transport.resume_reading()  # as a downstream does when its upstream is writable
+    assert wire.paused
     inner.transport.pause_reading()
     assert await process.turn() == [("a", b"12")]
-    assert not wire.reading  # the front's own wish
+    assert wire.paused  # the downstream's own wish
     inner.transport.resume_reading()
-    assert wire.reading
+    assert not wire.paused
     inner.transport.write(b"answer")
-    assert wire.sent == [b"answer"]
-    wire.closing = True
+    assert wire.sent == b"answer"
+    wire.close()
     inner.transport.pause_reading()
-    assert wire.reading  # a transport that closes is not asked
+    assert not wire.paused  # a transport that closes is not asked
     kept.data_received(b"2")
 
 
@@ -166,7 +148,7 @@ async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     # Two are kept; the third finds no room and is served, out of its turn. It is not read before the next.
     assert len(process.log) == IN_A_TURN + 1
     late, _, wire = connections[-1]
-    assert not wire.reading
+    assert wire.paused
     late.data_received(b"67890")  # had been read already
     assert len(process.log) == IN_A_TURN + 2
     other = [process.connect("other")[0] for _ in range(IN_A_TURN + 1)]
@@ -175,7 +157,7 @@ async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(process.log) == 2 * IN_A_TURN + 2  # what one replica has kept back takes no room from another
     while process.turns._turns.has_waiting:
         await process.turn()
-    assert all(wire.reading for _, _, wire in connections)
+    assert all(not wire.paused for _, _, wire in connections)
     assert process.turns._kept_bytes == process._shares["a"][0].kept_bytes == 0
 
 
@@ -284,5 +266,5 @@ async def test_a_clients_end_is_told_behind_what_is_kept(stays: bool) -> None:
     assert kept.eof_received()
     assert ("a", b"") not in process.log
     assert await process.turn() == [("a", b"1"), ("a", b"")]
-    assert wire.closing is not stays
+    assert wire.ended is not stays
     assert connections[0][0].eof_received() is False  # nothing is kept of this one

@@ -6,28 +6,12 @@ import pytest
 
 from proxy.sidecar.gateway import ClientHandshake, NoGateway
 from proxy.wire.preamble import ACCEPTED
-
-
-class Wire:
-    def __init__(self) -> None:
-        self.sent, self.paused, self.aborted = b"", False, False
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def get_extra_info(self, name: str) -> None:
-        """It has no socket."""
-
-    def abort(self) -> None:
-        self.aborted = True
+from tests.fakes.data_plane import Wire
 
 
 def knocked() -> tuple[ClientHandshake, Any]:
     knock, wire = ClientHandshake(b"hello", lambda: "the ticket is not taken"), Wire()
-    knock.connection_made(wire)
+    knock.connection_made(wire)  # type: ignore[arg-type]
     assert wire.sent == b"hello"
     return knock, wire
 

@@ -19,6 +19,7 @@ from proxy.sidecar.metrics import exposition
 from proxy.sidecar.unavailable import GrpcRefusal, Refusing, RestRefusal
 from proxy.wire.h2.frames import MAX_STREAM_ID, ErrorCode, goaway
 from proxy.wire.report import DRAIN, DRAINED, LEAVING, Report, read_report, says
+from tests.fakes.data_plane import Wire
 
 
 def busy_figures() -> Figures:
@@ -177,31 +178,6 @@ def test_whoever_goes_on_asking_is_cut_off() -> None:
     )
 
 
-class Wire(asyncio.Transport):
-    """A client's connection, which keeps what is written and what becomes of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said, self.ends = b"", list[str]()
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def write(self, data: Any) -> None:
-        assert not self.ends
-        self.said += data
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.ends.append("no more is said")
-
-    def abort(self) -> None:
-        self.ends.append("gone")
-
-
 async def test_a_client_has_time_to_hear_that_it_is_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[tuple[float, Callable[[], object]]] = []
     loop = asyncio.get_running_loop()
@@ -213,21 +189,21 @@ async def test_a_client_has_time_to_hear_that_it_is_to_go(monkeypatch: pytest.Mo
     monkeypatch.setattr(loop, "call_later", call_later)
     wire, one = Wire(), client(2)
     sent, second = one.data_to_send(), client(3).data_to_send()
-    refusing = Refusing(wire, GrpcRefusal("no"), None)
+    refusing = Refusing(wire, GrpcRefusal("no"), None)  # type: ignore[arg-type]
     refusing.data_received(sent)
-    assert LEAVES_NONE_OUT in wire.said
-    assert not wire.ends
+    assert LEAVES_NONE_OUT in wire.sent
+    assert not wire.ended
     began = len(timers)
     refusing.data_received(second[len(sent) :])  # it was on its way
     assert len(timers) == began  # and gives itself no more time
     seconds, end = timers[-1]
     assert seconds == 1
     end()
-    assert wire.said.endswith(goaway(5, ErrorCode.NO_ERROR, "no gateway"))
-    assert wire.ends == ["no more is said"]
+    assert wire.sent.endswith(goaway(5, ErrorCode.NO_ERROR, "no gateway"))
+    assert (wire.ended, wire.aborted) == (True, False)
     refusing.data_received(second)
     timers[-1][1]()
-    assert wire.ends == ["no more is said", "gone"]
+    assert wire.aborted
 
 
 def test_before_its_first_call_a_client_is_served_as_by_anybody() -> None:
