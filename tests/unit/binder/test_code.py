@@ -177,19 +177,6 @@ async def test_code_goes_where_the_namespaces_code_is_and_no_further_than_its_ow
         assert at == {"a3": "n2", "a4": "n1", "a5": "n1"}
 
 
-async def test_a_pod_that_waits_for_others_code_is_woken_by_its_end() -> None:
-    async with Tenants() as bench:
-        bench.nodes("n1", APART, "a", row("a1", "n1", requested_bytes=0))
-        bench.pod("b1")
-        await bench.until_quiet()
-        assert not bench.is_placed("b1")
-        assert "1 CodeOfAnotherNamespace" in bench.events.said[-1][2]
-        await bench.grow_patient()
-        bench.nodes("n1", APART, None, row("a1", "n1", requested_bytes=0))
-        await bench.step(4, seconds=1)
-        assert bench.is_placed("b1")
-
-
 async def test_code_that_waits_for_the_models_of_others_is_woken_by_the_end_of_the_last() -> None:
     async with Tenants() as bench:
         nameless = {"requested_bytes": 0, "model_id": None, "model_name": None}
@@ -201,18 +188,6 @@ async def test_code_that_waits_for_the_models_of_others_is_woken_by_the_end_of_t
         await bench.step(4, seconds=1)
         assert not bench.is_placed("b1")
         bench.nodes("n1")
-        await bench.step(4, seconds=1)
-        assert bench.is_placed("b1")
-
-
-async def test_a_node_that_takes_no_code_is_looked_at_again_when_its_rule_changes() -> None:
-    async with Tenants() as bench:
-        bench.nodes("n1", NONE)
-        bench.pod("b1", code=True)
-        await bench.until_quiet()
-        assert "1 CodeNotAllowed (python is code, and the node takes none)" in bench.events.said[-1][2]
-        await bench.grow_patient()
-        bench.nodes("n1", APART)
         await bench.step(4, seconds=1)
         assert bench.is_placed("b1")
 

@@ -17,6 +17,7 @@ from binder.engine.rank import Ranking
 from binder.engine.score import LeastFragmentation
 from binder.pod.demand import Shape, parse_demand
 from binder.rules.registry import RULES
+from tests.fakes.cluster import cluster_of
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
 
@@ -49,18 +50,14 @@ def test_duals_are_a_feasible_price_and_the_best_one(seed: int) -> None:
     assert gpus >= sum(count * size for size, count in demand.items()) / CELLS - 1e-6
 
 
-def cluster_of(strategy: LeastFragmentation, *nodes: dict[str, object]) -> Cluster:
-    cluster = Cluster(KEYS, strategy, clock=lambda: 0.0)
-    for one in nodes:
-        cluster.state.set_node(one)
-        cluster.decider.table.beat(one["metadata"]["name"], 1.0)  # type: ignore[index]
-    return cluster
+def priced(strategy: LeastFragmentation, *nodes: dict[str, object]) -> Cluster:
+    return cluster_of(*nodes, strategy=strategy)
 
 
 def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
     """Pods of 6 GiB are what comes: 2 of them fill 12 GiB, and 4 GiB on a GPU of 10 GiB are lost anyway."""
     strategy = LeastFragmentation()
-    cluster = cluster_of(
+    cluster = priced(
         strategy,
         node("n1", says=report(gpu("GPU-1", total=12 * GIB))),
         node("n2", says=report(gpu("GPU-2", total=12 * GIB, other_use_bytes=2 * GIB))),
@@ -78,7 +75,7 @@ def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
 def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
     """Below 6 GiB no remainder is worth anything, so only what is left over tells the two nodes apart."""
     strategy = LeastFragmentation()
-    cluster = cluster_of(
+    cluster = priced(
         strategy,
         *(
             node(
@@ -105,7 +102,7 @@ def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
 def test_a_rare_product_is_kept_for_those_who_need_it() -> None:
     strategy = LeastFragmentation()
     rare = replace(gpu("GPU-1"), product="A100")
-    cluster = cluster_of(
+    cluster = priced(
         strategy,
         node("n1", says=report(rare), labels={"product": "rare"}),
         *(node(f"n{i}", says=report(gpu(f"GPU-{i}"))) for i in range(2, 6)),
@@ -168,7 +165,7 @@ def test_what_was_asked_for_long_ago_fades() -> None:
 def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is priced like others of its size, or by the share that is left, until prices are renewed."""
     strategy = LeastFragmentation()
-    cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
+    cluster = priced(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
     six = parse_demand(pod(mem="6Gi"), KEYS)
     for _ in range(30):
         strategy.demand_history.note(six.shape)
@@ -195,7 +192,7 @@ def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: py
 
 def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
     strategy = LeastFragmentation()
-    cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
+    cluster = priced(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
     for _ in range(30):
         strategy.demand_history.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
     cluster.decider.refresh()
@@ -290,7 +287,7 @@ def test_what_the_median_gpu_has_is_weighed_by_bytes_and_only_healthy_gpus_count
         ]
         return node(name, says=report(*gpus), allocatable={"cpu": cpu, "memory": "8Gi"})
 
-    cluster = cluster_of(
+    cluster = priced(
         LeastFragmentation(),
         some("few", 16, cpu="4"),
         some("many", 16, 16, 16, 16, cpu="24", sick=1),
@@ -304,7 +301,7 @@ def test_what_the_median_gpu_has_is_weighed_by_bytes_and_only_healthy_gpus_count
 
 
 def test_which_gpus_pods_may_be_on() -> None:
-    cluster = cluster_of(
+    cluster = priced(
         LeastFragmentation(),
         node("n1", says=report(gpu("a", total=8 * GIB)), labels={"zone": "a"}),
         node(
@@ -340,7 +337,7 @@ def test_which_gpus_pods_may_be_on() -> None:
 def test_a_gpu_whose_cpu_would_be_used_up_is_worth_nothing_more(cpu: str, chosen: str) -> None:
     """n1 is the fuller one. With little CPU beside it, what stays of its GPU would be stranded."""
     strategy = LeastFragmentation()
-    cluster = cluster_of(
+    cluster = priced(
         strategy,
         node(
             "n1",
@@ -362,7 +359,7 @@ def test_a_gpu_whose_cpu_would_be_used_up_is_worth_nothing_more(cpu: str, chosen
 def test_what_is_kept_of_the_nodes_worth_is_what_it_would_be_found_to_be() -> None:
     """As pods come and go, as nodes come with more GPUs, and as prices change."""
     strategy, chance = LeastFragmentation(), random.Random(3)
-    cluster = cluster_of(strategy, *(node(f"n{n}", says=report(gpu(f"GPU-{n}"))) for n in range(3)))
+    cluster = priced(strategy, *(node(f"n{n}", says=report(gpu(f"GPU-{n}"))) for n in range(3)))
     placed = []
     for step in range(60):
         if step in (20, 40):

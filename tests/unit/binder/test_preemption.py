@@ -16,23 +16,17 @@ from binder.engine.decision import Placement, Refusal
 from binder.engine.preemption import PreemptionCandidate, find_candidate, promising
 from binder.engine.victims import Victims
 from binder.pod.demand import parse_demand
+from tests.fakes.cluster import cluster_of, resident, sized
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
-def cluster_of(nodes: dict[str, int], *pods: dict[str, Any]) -> Cluster:
+def cluster_with(nodes: dict[str, int], *pods: dict[str, Any]) -> Cluster:
     """Nodes with one GPU of so many GiB each."""
-    cluster = Cluster(KEYS, clock=lambda: 0.0)
-    for name, gib in nodes.items():
-        cluster.state.set_node(node(name, says=report(gpu(f"GPU-{name}", total=gib * GIB))))
-        cluster.decider.table.beat(name, 1.0)  # type: ignore[arg-type]
-    for one in pods:
-        cluster.state.set_pod(one)
-    return cluster
+    return cluster_of(*(sized(name, gib) for name, gib in nodes.items()), pods=pods)
 
 
 def placed(uid: str, on: str, gib: int, priority: int = 0, **more: Any) -> dict[str, Any]:
-    choice = GpuChoice(GpuUuid(f"GPU-{on}"), 0, gib * GIB)
-    return pod(uid, mem=f"{gib}Gi", on=on, choice=choice, priority=priority, **more)
+    return resident(uid, on, gib, priority=priority, **more)
 
 
 def candidate(
@@ -62,7 +56,7 @@ def names(found: PreemptionCandidate | None) -> list[str] | None:
 
 
 def test_only_as_many_go_as_must_and_the_least_important_first() -> None:
-    cluster = cluster_of(
+    cluster = cluster_with(
         {"n1": 16}, placed("a", "n1", 4, 5), placed("b", "n1", 4, 1), placed("c", "n1", 6, 3)
     )
     assert names(candidate(cluster, pod("vip", mem="5Gi", priority=10))) == ["b"]
@@ -70,18 +64,18 @@ def test_only_as_many_go_as_must_and_the_least_important_first() -> None:
 
 
 def test_nobody_goes_where_it_would_not_help() -> None:
-    cluster = cluster_of({"n1": 16}, placed("a", "n1", 16))
+    cluster = cluster_with({"n1": 16}, placed("a", "n1", 16))
     assert candidate(cluster, pod("vip", mem="17Gi", priority=10)) is None
     assert candidate(cluster, pod("vip", mem="1Gi", priority=10, nodeSelector={"zone": "a"})) is None
 
 
 def test_the_same_priority_and_a_higher_one_stay() -> None:
-    cluster = cluster_of({"n1": 16}, placed("a", "n1", 16, 10))
+    cluster = cluster_with({"n1": 16}, placed("a", "n1", 16, 10))
     assert candidate(cluster, pod("vip", mem="1Gi", priority=10)) is None
 
 
 def test_the_node_whose_victims_matter_least_is_chosen() -> None:
-    cluster = cluster_of(
+    cluster = cluster_with(
         {"n1": 16, "n2": 16, "n3": 16},
         placed("a", "n1", 16, 5),
         *(placed(f"b{i}", "n2", 8, 1) for i in range(2)),
@@ -92,7 +86,7 @@ def test_the_node_whose_victims_matter_least_is_chosen() -> None:
 
 
 def test_a_model_that_is_on_the_node_already_can_be_the_victim() -> None:
-    cluster = cluster_of({"n1": 16}, placed("old", "n1", 2, annotations={KEYS.model_id: "m"}))
+    cluster = cluster_with({"n1": 16}, placed("old", "n1", 2, annotations={KEYS.model_id: "m"}))
     asks = pod("vip", mem="2Gi", priority=10, annotations={KEYS.model_id: "m"})
     assert names(candidate(cluster, asks)) == ["old"]
 
@@ -111,12 +105,12 @@ def test_a_budget_is_never_violated(allowed: int, victims: list[str] | None) -> 
             "status": {"disruptionsAllowed": allowed},
         }
     )
-    found = candidate(cluster_of({"n1": 16}, *pods), pod("vip", mem="16Gi", priority=10), budgets=budgets)
+    found = candidate(cluster_with({"n1": 16}, *pods), pod("vip", mem="16Gi", priority=10), budgets=budgets)
     assert names(found) == victims
 
 
 def test_the_question_leaves_no_trace() -> None:
-    cluster = cluster_of({"n1": 16}, placed("a", "n1", 16))
+    cluster = cluster_with({"n1": 16}, placed("a", "n1", 16))
     before = cluster.state.view("n1")  # type: ignore[arg-type]
     candidate(cluster, pod("vip", mem="16Gi", priority=10))
     assert cluster.state.view("n1") == before  # type: ignore[arg-type]
@@ -125,7 +119,7 @@ def test_the_question_leaves_no_trace() -> None:
 
 def test_a_node_is_found_however_many_have_more_free_memory() -> None:
     higher = [placed(f"h{i}", f"n{i:02}", 9, 50) for i in range(200)]
-    cluster = cluster_of(
+    cluster = cluster_with(
         {f"n{i:02}": 16 for i in range(200)} | {"low": 16}, *higher, placed("victim", "low", 14, 0)
     )
     assert names(candidate(cluster, pod("vip", mem="10Gi", priority=10))) == ["victim"]
@@ -136,7 +130,7 @@ def test_the_search_is_cheap_on_many_nodes_that_do_not_help() -> None:
     nodes = {f"n{i}": 16 for i in range(2000)} | {"one": 16}
     pods = [placed(f"high{i}", f"n{i}", 8, 50) for i in range(2000)]
     pods += [placed(f"low{i}", f"n{i}", 4, 0) for i in range(2000)]
-    cluster = cluster_of(nodes, *pods, placed("victim", "one", 14, 0))
+    cluster = cluster_with(nodes, *pods, placed("victim", "one", 14, 0))
     asks = pod("vip", mem="12Gi", priority=10)
     looked: list[NodeName] = []
     place_on = cluster.decider.place_on
@@ -162,7 +156,7 @@ def labelled(one: dict[str, Any], **labels: str) -> dict[str, Any]:
 def test_a_protected_victim_is_passed_over_for_a_legal_one_on_the_same_node(legal_priority: int) -> None:
     budgets = Budgets()
     budgets.put(budget("pdb", "web", 0))
-    cluster = cluster_of(
+    cluster = cluster_with(
         {"n1": 16},
         labelled(placed("kept", "n1", 8, 1), app="web"),
         labelled(placed("legal", "n1", 8, legal_priority), app="x"),
@@ -173,7 +167,7 @@ def test_a_protected_victim_is_passed_over_for_a_legal_one_on_the_same_node(lega
 def test_of_a_budget_s_pods_only_as_many_go_as_it_allows() -> None:
     budgets = Budgets()
     budgets.put(budget("pdb", "web", 1))
-    cluster = cluster_of(
+    cluster = cluster_with(
         {"n1": 16},
         labelled(placed("web1", "n1", 4, 1), app="web"),
         labelled(placed("web2", "n1", 4, 1), app="web"),
@@ -190,13 +184,13 @@ def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
     budgets = Budgets()
     budgets.put(budget("one", "web", 5))
     budgets.put(budget("two", "web", 5))
-    cluster = cluster_of({"n1": 16}, labelled(placed("a", "n1", 16), app="web"))
+    cluster = cluster_with({"n1": 16}, labelled(placed("a", "n1", 16), app="web"))
     assert candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
 
 
 def test_a_larger_pod_of_the_same_budget_on_another_gpu_hides_nobody() -> None:
     """One of the two may go, and only the smaller one would help."""
-    budgets, cluster = Budgets(), cluster_of({})
+    budgets, cluster = Budgets(), cluster_with({})
     budgets.put(budget("pdb", "web", 1))
     cluster.state.set_node(node("n1", says=report(gpu("GPU-0"), gpu("GPU-1", index=1))))
     cluster.decider.table.beat(NodeName("n1"), 1.0)
@@ -211,12 +205,12 @@ def test_one_node_s_budget_does_not_hide_another_node() -> None:
     budgets = Budgets()
     budgets.put(budget("pdb", "web", 0))
     kept = [labelled(placed(f"kept{i}", f"n{i}", 16, 0), app="web") for i in range(100)]
-    cluster = cluster_of({f"n{i}": 16 for i in range(100)} | {"z": 16}, *kept, placed("legal", "z", 16, 5))
+    cluster = cluster_with({f"n{i}": 16 for i in range(100)} | {"z": 16}, *kept, placed("legal", "z", 16, 5))
     assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets)) == ["legal"]
 
 
 def test_fewer_victims_are_better_also_of_negative_priority() -> None:
-    cluster = cluster_of(
+    cluster = cluster_with(
         {"many": 16, "one": 16},
         *(placed(f"m{i}", "many", 2, -10) for i in range(8)),
         placed("alone", "one", 16, -10),
@@ -225,7 +219,7 @@ def test_fewer_victims_are_better_also_of_negative_priority() -> None:
 
 
 def test_the_sum_of_priorities_decides_among_nodes_of_equal_most_important_victims() -> None:
-    cluster = cluster_of(
+    cluster = cluster_with(
         {"a": 16, "b": 16},
         placed("a1", "a", 8, 5),
         placed("a2", "a", 8, 4),
@@ -238,12 +232,12 @@ def test_the_sum_of_priorities_decides_among_nodes_of_equal_most_important_victi
 def test_a_pod_on_its_way_out_is_no_victim() -> None:
     going = placed("going", "n1", 16, 0)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    cluster = cluster_of({"n1": 16}, going)
+    cluster = cluster_with({"n1": 16}, going)
     assert candidate(cluster, pod("vip", mem="16Gi", priority=10)) is None
 
 
 def test_memory_of_a_lower_pod_on_an_unknown_gpu_is_found() -> None:
-    cluster = cluster_of({"n1": 16}, pod("lost", mem="16Gi", on="n1", choice="{", priority=0))
+    cluster = cluster_with({"n1": 16}, pod("lost", mem="16Gi", on="n1", choice="{", priority=0))
     assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10))) == ["lost"]
 
 
@@ -261,7 +255,7 @@ def test_whatever_can_be_had_on_some_node_is_found(seed: int) -> None:
             size -= gib
             one = placed(f"v{len(pods)}", name, gib, chance.choice((-5, 0, 5, 20)))
             pods.append(labelled(one, app=chance.choice("pqrs")))
-    cluster = cluster_of(nodes, *pods)
+    cluster = cluster_with(nodes, *pods)
     asks = pod("vip", mem=f"{chance.randint(1, 16)}Gi", priority=chance.choice((0, 10)))
     if isinstance(cluster.decider.decide(parse_demand(asks, KEYS)), Placement):
         return
@@ -280,7 +274,7 @@ def test_whatever_can_be_had_on_some_node_is_found(seed: int) -> None:
 def test_a_node_with_many_pods_is_judged_by_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question is a decision over the node, and nothing else is heard meanwhile."""
     pods = [placed(f"v{i:03d}", "n1", 1, i % 7) for i in range(100)]
-    cluster = cluster_of({"n1": 100}, *pods)
+    cluster = cluster_with({"n1": 100}, *pods)
     roomy = {"cpu": "8", "memory": "64Gi", "pods": "200"}
     says = report(gpu("GPU-n1", total=100 * GIB))
     cluster.state.set_node(node("n1", says=says, allocatable=roomy))

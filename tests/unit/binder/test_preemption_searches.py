@@ -9,14 +9,9 @@ from binder.loop import nominate as room
 from binder.rules.domains import DomainRule
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS
+from tests.fakes.zones import HOST, apart, term
 
-_HOST, _ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
-Json = dict[str, Any]
-
-
-def apart(app: str, key: str = _HOST) -> Json:
-    terms = [{"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}}]
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+_ZONE = "topology.kubernetes.io/zone"
 
 
 async def patiently(bench: Bench, seconds: int) -> None:
@@ -58,7 +53,7 @@ async def test_nodes_that_no_figure_tells_apart_hide_no_other(lures: int) -> Non
                 f"db{number}", mem=None, on=f"a{number:03}", schedulerName="other", labels={"app": "db"}
             )
         lure(bench, "z")
-        bench.add("vip", mem="16Gi", priority=100, affinity=apart("db"))
+        bench.add("vip", mem="16Gi", priority=100, affinity=apart(term("db", HOST)))
         await patiently(bench, 100)
         assert bench.api.evicted == ["low-z"]
 
@@ -69,7 +64,7 @@ async def test_a_second_reason_that_goes_away_on_another_node_is_not_forgotten()
         lure(bench, "n1", labels={_ZONE: "a"})
         bench.node("n2", 1, labels={_ZONE: "a"})
         bench.add("db", mem=None, on="n2", schedulerName="other", labels={"app": "db"})
-        bench.add("vip", mem="16Gi", priority=100, affinity=apart("db", _ZONE))
+        bench.add("vip", mem="16Gi", priority=100, affinity=apart(term("db", _ZONE)))
         await patiently(bench, 300)
         assert bench.api.evicted == []
         bench.gone("db")
@@ -85,7 +80,7 @@ async def test_what_no_hint_foresees_is_searched_for_again(monkeypatch: pytest.M
         lure(bench, "n1", labels={_ZONE: "a"})
         bench.node("n2", 1, labels={_ZONE: "a"})
         bench.add("db", mem=None, on="n2", schedulerName="other", labels={"app": "db"})
-        bench.add("vip", mem="16Gi", priority=100, affinity=apart("db", _ZONE))
+        bench.add("vip", mem="16Gi", priority=100, affinity=apart(term("db", _ZONE)))
         await patiently(bench, 300)
         bench.gone("db")
         await patiently(bench, 130)
@@ -98,7 +93,9 @@ async def futile(bench: Bench, *, pods: int, lures: int) -> None:
         lure(bench, f"a{number:03}")
         bench.add(f"db{number}", mem=None, on=f"a{number:03}", schedulerName="other", labels={"app": "db"})
     for number in range(pods):
-        bench.add(f"vip{number}", mem=f"{10 * 1024 + number}Mi", priority=100, affinity=apart("db"))
+        bench.add(
+            f"vip{number}", mem=f"{10 * 1024 + number}Mi", priority=100, affinity=apart(term("db", HOST))
+        )
 
 
 async def test_searches_that_nothing_calls_for_share_one_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +125,11 @@ async def test_copies_of_a_pod_whose_search_was_left_off_do_not_search_on_their_
         await bench.step()
         asked = bench.scheduler.nominator._repeats
         bench.add(
-            "copy", mem="10Gi", priority=100, affinity=apart("db"), annotations={KEYS.model_id: "model-vip0"}
+            "copy",
+            mem="10Gi",
+            priority=100,
+            affinity=apart(term("db", HOST)),
+            annotations={KEYS.model_id: "model-vip0"},
         )
         before = len(bench.events.said)
         tries: list[str] = []

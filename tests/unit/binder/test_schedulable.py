@@ -29,27 +29,18 @@ from binder.engine.idle import IdlePods
 from binder.engine.preemption import Questions
 from binder.engine.schedulable import SchedulableAnswers, Steps
 from binder.pod.demand import Demand, parse_demand
-from tests.fakes.binder import scheduler_of
+from tests.fakes.binder import Api, scheduler_of
+from tests.fakes.cluster import cluster_of, resident, sized
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
+from tests.fakes.zones import HOST, apart, term
 
 Json = dict[str, Any]
 
 
-def cluster_of(nodes: dict[str, Sequence[int]], *pods: Json, **changes: Any) -> Cluster:
+def cluster_with(nodes: dict[str, Sequence[int]], *pods: Json, **changes: Any) -> Cluster:
     """Nodes with GPUs of so many GiB."""
-    cluster = Cluster(KEYS, clock=lambda: 0.0)
-    for name, sizes in nodes.items():
-        gpus = [gpu(f"{name}-{i}", total=size * GIB, index=i) for i, size in enumerate(sizes)]
-        cluster.state.set_node(node(name, says=report(*gpus), **changes))
-        cluster.decider.table.beat(NodeName(name), np.inf)
-    for one in pods:
-        cluster.state.set_pod(one)
-    return cluster
-
-
-def bound(uid: str, on: str, gib: int, slot: int = 0, **more: Any) -> Json:
-    return pod(uid, mem=f"{gib}Gi", on=on, choice=GpuChoice(GpuUuid(f"{on}-{slot}"), slot, gib * GIB), **more)
+    return cluster_of(*(sized(name, *sizes, **changes) for name, sizes in nodes.items()), pods=pods)
 
 
 def template(gib: int = 4, *, model_id: str | None = None, labels: Json | None = None, **spec: Any) -> Json:
@@ -107,13 +98,13 @@ def given(cluster: Cluster, *models: SchedulableModel, **more: Any) -> dict[str,
 
 
 def test_copies_are_given_as_far_as_there_is_room_and_the_rest_is_told_in_the_binders_words() -> None:
-    found = ask(cluster_of({"n1": [16]}), model("a", 5))["a"]
+    found = ask(cluster_with({"n1": [16]}), model("a", 5))["a"]
     assert (found.now, found.never) == (4, 1)
     assert found.reason == "0/1 nodes: 1 GPUMemoryInsufficient (4 GiB short on the best GPU)"
 
 
 def test_who_asks_for_nothing_has_the_cluster_seen_as_it_is_and_nobody_judged() -> None:
-    cluster = cluster_of({"n1": [16]})
+    cluster = cluster_with({"n1": [16]})
 
     def judged() -> list[Demand]:
         raise AssertionError("nobody is to be judged")
@@ -125,8 +116,8 @@ def test_who_asks_for_nothing_has_the_cluster_seen_as_it_is_and_nobody_judged() 
 
 
 def test_what_is_there_or_bound_is_not_given_again() -> None:
-    assert given(cluster_of({"n1": [64]}), model("a", 5, running=2, starting=1)) == {"a": 2}
-    assert given(cluster_of({"n1": [64]}), model("a", 2, running=2, starting=1)) == {"a": 0}
+    assert given(cluster_with({"n1": [64]}), model("a", 5, running=2, starting=1)) == {"a": 2}
+    assert given(cluster_with({"n1": [64]}), model("a", 2, running=2, starting=1)) == {"a": 0}
 
 
 # Four places. (name, wanted, running, priority) → given.
@@ -152,16 +143,16 @@ def test_models_that_compete_are_served_in_one_order(case: str) -> None:
     models, expected = ORDER[case]
     asked = [model(name, wanted, running=running, priority=p) for name, wanted, running, p in models]
     for order in (asked, asked[::-1]):
-        assert given(cluster_of({"n1": [8], "n2": [8]}), *order) == expected
+        assert given(cluster_with({"n1": [8], "n2": [8]}), *order) == expected
 
 
 def test_a_model_that_finds_no_place_holds_up_nobody() -> None:
     asked = (model("big", 2, 17, priority=9), model("small", 4))
-    assert given(cluster_of({"n1": [16]}), *asked) == {"big": 0, "small": 4}
+    assert given(cluster_with({"n1": [16]}), *asked) == {"big": 0, "small": 4}
 
 
 def test_all_models_are_judged_by_one_snapshot_and_nothing_of_it_is_left() -> None:
-    cluster = cluster_of({"n1": [16]})
+    cluster = cluster_with({"n1": [16]})
     cluster.decider.refresh()
     clock, eased = cluster.decider.table.clock, cluster.decider.table.eased_since(0).tolist()
     answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
@@ -183,21 +174,21 @@ def test_all_models_are_judged_by_one_snapshot_and_nothing_of_it_is_left() -> No
 
 def test_a_pod_that_waits_is_served_before_any_copy_even_of_a_higher_priority() -> None:
     """Else one memory would be promised twice."""
-    cluster = cluster_of({"n1": [16]})
+    cluster = cluster_with({"n1": [16]})
     assert given(cluster, model("a", 4, priority=9), pending=[pod("p", mem="12Gi")]) == {"a": 1}
     refused = [pod(f"p{i}", mem="17Gi") for i in range(3)]
     assert given(cluster, model("a", 4), pending=refused) == {"a": 4}
 
 
 def test_a_pod_whose_place_is_being_made_takes_no_second_one() -> None:
-    cluster, waits = cluster_of({"n1": [16], "n2": [16]}), pod("p", mem="12Gi")
+    cluster, waits = cluster_with({"n1": [16], "n2": [16]}), pod("p", mem="12Gi")
     place = GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
     cluster.state.nominate(parse_demand(waits, KEYS), NodeName("n1"), place)
     assert given(cluster, model("a", 9), pending=[waits]) == {"a": 5}
 
 
 def test_what_is_reserved_and_does_not_count_for_a_pod_does_not_count_for_a_copy() -> None:
-    cluster, place = cluster_of({"n1": [16]}), GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
+    cluster, place = cluster_with({"n1": [16]}), GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
     cluster.state.nominate(parse_demand(pod("p", mem="12Gi"), KEYS), NodeName("n1"), place)
     for aside, copies in (([], 1), ([PodUid("p")], 4)):
         answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _, aside=aside: aside)
@@ -206,7 +197,7 @@ def test_what_is_reserved_and_does_not_count_for_a_pod_does_not_count_for_a_copy
 
 
 def test_a_models_own_waiting_pods_are_among_those_that_it_asks_for() -> None:
-    cluster, labels = cluster_of({"n1": [16]}), {"app": "a"}
+    cluster, labels = cluster_with({"n1": [16]}), {"app": "a"}
     own = pod("a-1", mem="4Gi")
     own["metadata"]["labels"] = {**labels, "pod-template-hash": "x"}
     assert given(cluster, model("a", 9, labels=labels), pending=[own]) == {"a": 4}
@@ -229,13 +220,13 @@ def test_a_pod_that_cannot_be_judged_keeps_nobody_from_an_answer(monkeypatch: py
         return place(self, demand)
 
     monkeypatch.setattr(SchedulableAnswers, "_place", breaks)
-    assert given(cluster_of({"n1": [16]}), model("a", 9), pending=[pod("odd", mem="4Gi")]) == {"a": 4}
+    assert given(cluster_with({"n1": [16]}), model("a", 9), pending=[pod("odd", mem="4Gi")]) == {"a": 4}
 
 
 def test_a_question_answered_before_says_nothing_of_the_next() -> None:
     """Another template or priority of a model, and another namespace's model of an equal template, are others."""
-    cluster = cluster_of({"n1": [16], "n2": [16]}, bound("x", "n2", 16, priority=5))
-    cluster.state.set_pod(bound("y", "n1", 12, annotations={KEYS.model_id: "m"}))
+    cluster = cluster_with({"n1": [16], "n2": [16]}, resident("x", "n2", 16, priority=5))
+    cluster.state.set_pod(resident("y", "n1", 12, annotations={KEYS.model_id: "m"}))
     answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
 
     def asked(one: SchedulableModel) -> Schedulable:
@@ -255,7 +246,7 @@ def test_a_question_answered_before_says_nothing_of_the_next() -> None:
 
 def test_what_is_remembered_of_templates_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedulable, "_MOST_TEMPLATES", 3)
-    answers = SchedulableAnswers(cluster_of({"n1": [16]}), KEYS, pending=list, aside=lambda _: [])
+    answers = SchedulableAnswers(cluster_with({"n1": [16]}), KEYS, pending=list, aside=lambda _: [])
     for number in range(8):
         finish(answers.answer(SchedulableRequest(models=(model(f"m{number}", 1),))))
         assert len(answers._templates) <= 3
@@ -264,13 +255,13 @@ def test_what_is_remembered_of_templates_is_bounded(monkeypatch: pytest.MonkeyPa
 def test_so_many_copies_are_given_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert schedulable._MOST_REPLICAS == 4096
     monkeypatch.setattr(schedulable, "_MOST_REPLICAS", 3)
-    found = ask(cluster_of({"n1": [64]}), model("a", 5, priority=1), model("b", 1))
+    found = ask(cluster_with({"n1": [64]}), model("a", 5, priority=1), model("b", 1))
     assert (found["a"].now, found["a"].never) == (3, 0)
     assert found["a"].reason == found["b"].reason == "3 replicas are given at once; ask again"
 
 
 def test_what_is_missing_bounds_what_is_told_of_it() -> None:
-    full = cluster_of({"n1": [8]}, bound("x", "n1", 8))
+    full = cluster_with({"n1": [8]}, resident("x", "n1", 8))
     found = ask(full, model("a", 5, running=4))["a"]
     assert (found.now, found.never) == (0, 1), "three of its copies are where no other would have a place"
     pending = [pod(f"p{i}") for i in range(1025)]
@@ -280,7 +271,7 @@ def test_what_is_missing_bounds_what_is_told_of_it() -> None:
 def test_a_tenants_words_in_a_reason_are_bounded_and_on_one_line() -> None:
     one = model("a", 1)
     one.template["metadata"]["annotations"][KEYS.gpu_product] = "H\x1b[2J" * 2000
-    found = ask(cluster_of({"n1": [16]}), one)["a"]
+    found = ask(cluster_with({"n1": [16]}), one)["a"]
     assert found.now == 0
     assert len(found.reason) <= 1024
     assert found.reason.isprintable()
@@ -288,12 +279,12 @@ def test_a_tenants_words_in_a_reason_are_bounded_and_on_one_line() -> None:
 
 def test_a_claim_that_would_be_made_for_the_copy_is_not_missing() -> None:
     made = {"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}
-    assert given(cluster_of({"n1": [16]}), model("a", 9, volumes=[made])) == {"a": 4}
+    assert given(cluster_with({"n1": [16]}), model("a", 9, volumes=[made])) == {"a": 4}
 
 
 def test_so_many_pods_that_wait_are_served_first_that_nothing_is_promised() -> None:
     pending = [pod(f"p{i}") for i in range(1025)]
-    found = ask(cluster_of({"n1": [16]}), model("a", 1), pending=pending)["a"]
+    found = ask(cluster_with({"n1": [16]}), model("a", 1), pending=pending)["a"]
     assert (found.now, found.never, found.reason) == (0, 0, "1025 pods wait to be placed first")
 
 
@@ -302,23 +293,7 @@ def test_so_many_pods_that_wait_are_served_first_that_nothing_is_promised() -> N
 
 RULES: dict[str, tuple[Json, Json, int]] = {
     "one of a model id on a node": ({}, {"model_id": "m"}, 2),
-    "anti-affinity to itself": (
-        {},
-        {
-            "labels": {"app": "a"},
-            "affinity": {
-                "podAntiAffinity": {
-                    "requiredDuringSchedulingIgnoredDuringExecution": [
-                        {
-                            "labelSelector": {"matchLabels": {"app": "a"}},
-                            "topologyKey": "kubernetes.io/hostname",
-                        }
-                    ]
-                }
-            },
-        },
-        2,
-    ),
+    "anti-affinity to itself": ({}, {"labels": {"app": "a"}, "affinity": apart(term("a", HOST))}, 2),
     "a taint": ({"taints": [{"key": "k", "effect": "NoSchedule"}]}, {}, 0),
     "a cordon": ({"unschedulable": True}, {}, 0),
     "CPU": ({"allocatable": {"cpu": "2", "memory": "8Gi", "pods": "10"}}, {"requests": {"cpu": "1500m"}}, 2),
@@ -335,7 +310,7 @@ RULES: dict[str, tuple[Json, Json, int]] = {
 @pytest.mark.parametrize("case", RULES)
 def test_every_rule_of_a_decision_counts(case: str) -> None:
     nodes, asks, expected = RULES[case]
-    cluster = cluster_of({"n1": [16, 16], "n2": [16, 16]}, **nodes)
+    cluster = cluster_with({"n1": [16, 16], "n2": [16, 16]}, **nodes)
     assert given(cluster, model("a", 99, **asks)) == {"a": expected}
 
 
@@ -349,7 +324,7 @@ def test_a_model_that_cannot_be_read_is_told_so_and_the_others_are_answered() ->
     unhashable = replace(
         model("d", 2), template={"metadata": {"labels": {"a": ["b"]}}, "spec": template()["spec"]}
     )
-    found = ask(cluster_of({"n1": [16]}), broken, wrong, model("c", 2), unhashable, uneven)
+    found = ask(cluster_with({"n1": [16]}), broken, wrong, model("c", 2), unhashable, uneven)
     assert found["c"].now == 2
     for name, said in (
         ("a", "the pod template cannot be read"),
@@ -389,8 +364,11 @@ def test_never_is_what_no_node_takes_even_when_it_is_empty(case: str) -> None:
     asks = dict(asks)
     count, product = asks.pop("annotations", None), asks.pop("product", None)
     asks["gib"] *= int(count or 1)
-    cluster = cluster_of(
-        {"n1": [16, 8], "n2": [16]}, bound("x", "n1", 16), bound("y", "n1", 8, 1), bound("z", "n2", 16)
+    cluster = cluster_with(
+        {"n1": [16, 8], "n2": [16]},
+        resident("x", "n1", 16),
+        resident("y", "n1", 8, 1),
+        resident("z", "n2", 16),
     )
     one = model("a", wanted, **asks)
     marks = {KEYS.gpu_count: count, KEYS.gpu_product: product}
@@ -403,13 +381,13 @@ def test_never_is_what_no_node_takes_even_when_it_is_empty(case: str) -> None:
 def test_a_host_port_is_one_copy_a_node() -> None:
     one = model("a", 5, 1)
     one.template["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-    found = ask(cluster_of({"n1": [16, 16], "n2": [16]}), one)["a"]
+    found = ask(cluster_with({"n1": [16, 16], "n2": [16]}), one)["a"]
     assert (found.now, found.never) == (2, 3)
 
 
 @pytest.mark.parametrize(("modes", "now", "never"), [(["ReadWriteOncePod"], 1, 2), (["ReadWriteMany"], 3, 0)])
 def test_a_claim_of_one_pod_alone_is_one_copy(modes: list[str], now: int, never: int) -> None:
-    cluster = cluster_of({"n1": [16], "n2": [16]})
+    cluster = cluster_with({"n1": [16], "n2": [16]})
     cluster.on_claim(
         Change(
             ChangeKind.SET,
@@ -441,7 +419,7 @@ def test_a_claim_of_one_pod_alone_is_one_copy(modes: list[str], now: int, never:
     ],
 )
 def test_what_is_not_known_or_not_ready_yet_is_no_never(says: NodeReport) -> None:
-    cluster = cluster_of({})
+    cluster = cluster_with({})
     cluster.state.set_node(node("n1", says=says))
     cluster.decider.table.beat(NodeName("n1"), np.inf)
     found = ask(cluster, model("a", 1))["a"]
@@ -449,7 +427,7 @@ def test_what_is_not_known_or_not_ready_yet_is_no_never(says: NodeReport) -> Non
 
 
 def test_never_is_what_no_node_takes_that_its_volume_can_be_mounted_on() -> None:
-    cluster = cluster_of({"n1": [4], "n2": [16]})
+    cluster = cluster_with({"n1": [4], "n2": [16]})
     meta: Json = {"namespace": "team", "name": "c", "uid": "c"}
     meta["annotations"] = {"pv.kubernetes.io/bind-completed": "yes"}
     cluster.on_claim(Change(ChangeKind.SET, {"metadata": meta, "spec": {"volumeName": "v"}}))
@@ -463,11 +441,11 @@ def test_never_is_what_no_node_takes_that_its_volume_can_be_mounted_on() -> None
 
 
 def test_a_copy_that_stands_where_no_other_would_be_placed_is_one_of_those_that_can_be() -> None:
-    there = bound("x", "n1", 1, annotations={KEYS.model_id: "m"})
-    cluster = cluster_of({"n1": [16]}, there, taints=[{"key": "mine", "effect": "NoSchedule"}])
+    there = resident("x", "n1", 1, annotations={KEYS.model_id: "m"})
+    cluster = cluster_with({"n1": [16]}, there, taints=[{"key": "mine", "effect": "NoSchedule"}])
     cluster.state.set_node(node("n2", says=report(gpu("n2-0", total=16 * GIB))))
     cluster.decider.table.beat(NodeName("n2"), np.inf)
-    cluster.state.set_pod(bound("y", "n2", 16))
+    cluster.state.set_pod(resident("y", "n2", 16))
     found = ask(cluster, model("a", 2, 1, running=1, model_id="m"))["a"]
     assert (found.now, found.never) == (0, 0)
     assert ask(cluster, model("a", 3, 1, running=1, model_id="m"))["a"].never == 1
@@ -481,24 +459,24 @@ def test_a_copy_that_stands_where_no_other_would_be_placed_is_one_of_those_that_
     ],
 )
 def test_a_node_that_comes_back_is_no_never(trouble: Json) -> None:
-    found = ask(cluster_of({"n1": [16]}, **trouble), model("a", 1))["a"]
+    found = ask(cluster_with({"n1": [16]}, **trouble), model("a", 1))["a"]
     assert (found.now, found.never) == (0, 0)
-    lasting = cluster_of({"n1": [16]}, taints=[{"key": "mine", "effect": "NoSchedule"}])
+    lasting = cluster_with({"n1": [16]}, taints=[{"key": "mine", "effect": "NoSchedule"}])
     assert ask(lasting, model("a", 1))["a"].never == 1
 
 
 def test_a_node_without_a_heartbeat_is_no_never() -> None:
-    cluster = cluster_of({"n1": [16]})
+    cluster = cluster_with({"n1": [16]})
     cluster.decider.table.beat(NodeName("n1"), -np.inf)
     assert ask(cluster, model("a", 2))["a"].never == 0
 
 
 def test_a_copy_on_a_cordoned_node_is_one_of_those_that_there_are() -> None:
-    cluster = cluster_of({"n1": [16], "n2": [16]}, bound("x", "n2", 16))
+    cluster = cluster_with({"n1": [16], "n2": [16]}, resident("x", "n2", 16))
     cluster.state.set_node(node("n3", says=report(gpu("n3-0")), labels={"zone": "old"}))
     cluster.decider.table.beat(NodeName("n3"), np.inf)
     one = model("a", 3, model_id="m", running=1, nodeSelector={"kubernetes.io/hostname": "n1"})
-    mine = bound("a-1", "n3", 4, annotations={KEYS.model_id: "m"})
+    mine = resident("a-1", "n3", 4, annotations={KEYS.model_id: "m"})
     cluster.state.set_pod(mine)
     assert (ask(cluster, one)["a"].now, ask(cluster, one)["a"].never) == (1, 1)
 
@@ -508,13 +486,13 @@ def test_a_copy_on_a_cordoned_node_is_one_of_those_that_there_are() -> None:
 
 def idle_cluster() -> Cluster:
     """n1 is full of three, n2 of one large one that is used, n3 of one that is idle."""
-    return cluster_of(
+    return cluster_with(
         {"n1": [16], "n2": [16], "n3": [16]},
-        bound("a1", "n1", 4),
-        bound("a2", "n1", 4),
-        bound("a3", "n1", 8),
-        bound("busy", "n2", 16),
-        bound("c", "n3", 16),
+        resident("a1", "n1", 4),
+        resident("a2", "n1", 4),
+        resident("a3", "n1", 8),
+        resident("busy", "n2", 16),
+        resident("c", "n3", 16),
     )
 
 
@@ -538,12 +516,12 @@ def test_the_fewest_idle_pods_go_the_least_recently_used_first(case: str) -> Non
 
 
 def test_an_idle_pod_of_a_higher_priority_stays_and_one_that_goes_already_is_not_named() -> None:
-    cluster = cluster_of({"n1": [16]}, bound("x", "n1", 16, priority=5))
+    cluster = cluster_with({"n1": [16]}, resident("x", "n1", 16, priority=5))
     for priority, expected in ((4, ()), (5, ("team/x",)), (6, ("team/x",))):
         assert ask(cluster, model("a", 1, priority=priority), idle=["team/x"])["a"].if_idle_go == expected
-    going = bound("x", "n1", 16)
+    going = resident("x", "n1", 16)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert ask(cluster_of({"n1": [16]}, going), model("a", 1), idle=["team/x"])["a"].if_idle_go == ()
+    assert ask(cluster_with({"n1": [16]}, going), model("a", 1), idle=["team/x"])["a"].if_idle_go == ()
 
 
 def test_two_models_are_not_told_of_one_idle_pod() -> None:
@@ -569,7 +547,7 @@ def test_who_is_served_first_is_the_one_for_whom_somebody_goes(monkeypatch: pyte
 def test_a_pod_that_is_no_models_does_not_go_for_one() -> None:
     """Whoever calls it idle: its processors are not what memory is kept for."""
     plain = pod("plain", on="n1", requests={"cpu": "2"})
-    cluster = cluster_of({"n1": [16]}, plain, allocatable={"cpu": "2", "memory": "8Gi", "pods": "9"})
+    cluster = cluster_with({"n1": [16]}, plain, allocatable={"cpu": "2", "memory": "8Gi", "pods": "9"})
     found = ask(cluster, model("a", 1, requests={"cpu": "1"}), idle=["team/plain"])["a"]
     assert (found.now, found.if_idle_go) == (0, ())
 
@@ -588,16 +566,10 @@ def test_of_those_who_would_go_nothing_is_left_in_the_next_answer() -> None:
 
 
 def test_of_groups_of_one_size_that_stays_of_which_somebody_was_used_last() -> None:
-    pods = [bound(f"p{rank}", "n1", 8, slot) for rank, slot in enumerate((0, 1, 1, 0))]
+    pods = [resident(f"p{rank}", "n1", 8, slot) for rank, slot in enumerate((0, 1, 1, 0))]
     idle = [f"team/p{rank}" for rank in range(4)]
-    found = ask(cluster_of({"n1": [16, 16]}, *pods), model("a", 1, 16), idle=idle)["a"]
+    found = ask(cluster_with({"n1": [16, 16]}, *pods), model("a", 1, 16), idle=idle)["a"]
     assert set(found.if_idle_go) == {"team/p1", "team/p2"}
-
-
-def apart(label: str) -> Json:
-    """To be on no node with a pod of this label."""
-    term = {"labelSelector": {"matchLabels": {"app": label}}, "topologyKey": "kubernetes.io/hostname"}
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def labelled(one: Json, label: str, **spec: Any) -> Json:
@@ -608,12 +580,12 @@ def labelled(one: Json, label: str, **spec: Any) -> Json:
 
 def test_who_would_be_gone_keeps_nobody_away() -> None:
     """Neither by what others say of it, nor by what it says of others; and only as long as it is supposed."""
-    asked = model("a", 2, 8, labels={"app": "a"}, affinity=apart("b"))
+    asked = model("a", 2, 8, labels={"app": "a"}, affinity=apart(term("b", HOST)))
     for there in (
-        labelled(bound("x", "n1", 16), "b"),
-        labelled(bound("x", "n1", 16), "c", affinity=apart("a")),
+        labelled(resident("x", "n1", 16), "b"),
+        labelled(resident("x", "n1", 16), "c", affinity=apart(term("a", HOST))),
     ):
-        cluster = cluster_of({"n1": [16]}, there)
+        cluster = cluster_with({"n1": [16]}, there)
         answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
         request = SchedulableRequest(models=(asked, model("b", 1, 8, labels={"app": "c"})), idle=("team/x",))
         first = finish(answers.answer(request))
@@ -622,15 +594,17 @@ def test_who_would_be_gone_keeps_nobody_away() -> None:
 
 
 def test_a_copy_that_was_supposed_keeps_nobody_away_from_the_next_answer() -> None:
-    asked = model("a", 9, labels={"app": "a"}, affinity=apart("a"))
-    answers = SchedulableAnswers(cluster_of({"n1": [16], "n2": [16]}), KEYS, pending=list, aside=lambda _: [])
+    asked = model("a", 9, labels={"app": "a"}, affinity=apart(term("a", HOST)))
+    answers = SchedulableAnswers(
+        cluster_with({"n1": [16], "n2": [16]}), KEYS, pending=list, aside=lambda _: []
+    )
     for _ in range(2):
         (found,) = finish(answers.answer(SchedulableRequest(models=(asked,)))).models.values()
         assert found.now == 2
 
 
 def test_nobody_goes_where_there_is_room() -> None:
-    cluster = cluster_of({"n1": [16]}, bound("x", "n1", 8))
+    cluster = cluster_with({"n1": [16]}, resident("x", "n1", 8))
     found = ask(cluster, model("a", 1, 8), idle=["team/x"])["a"]
     assert (found.now, found.if_idle_go) == (1, ())
 
@@ -652,9 +626,9 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def crowded(nodes: int, each: int, *, gpu_gib: int) -> tuple[Cluster, list[str]]:
     """So many idle pods on each node, which have all its processors and a GiB each of its GPU; and their names."""
     names = [(f"n{i}", f"p{i}-{j}") for i in range(nodes) for j in range(each)]
-    pods = [bound(uid, on, 1, requests={"cpu": "1"}) for on, uid in names]
+    pods = [resident(uid, on, 1, requests={"cpu": "1"}) for on, uid in names]
     room = {"cpu": str(each), "memory": "8Gi", "pods": "110"}
-    cluster = cluster_of({f"n{i}": [gpu_gib] for i in range(nodes)}, *pods, allocatable=room)
+    cluster = cluster_with({f"n{i}": [gpu_gib] for i in range(nodes)}, *pods, allocatable=room)
     return cluster, [f"team/{uid}" for _, uid in names]
 
 
@@ -671,9 +645,9 @@ def test_where_one_is_enough_eight_nodes_are_compared(questions: list[int]) -> N
 
 
 def test_where_more_would_have_to_go_than_elsewhere_nobody_searches(questions: list[int]) -> None:
-    pods = [bound(f"p{i}-{half}", f"n{i}", 8) for i in range(5) for half in "ab"]
-    cluster = cluster_of(
-        {name: [16] for name in ("n0", "n1", "n2", "n3", "n4", "large")}, *pods, bound("x", "large", 16)
+    pods = [resident(f"p{i}-{half}", f"n{i}", 8) for i in range(5) for half in "ab"]
+    cluster = cluster_with(
+        {name: [16] for name in ("n0", "n1", "n2", "n3", "n4", "large")}, *pods, resident("x", "large", 16)
     )
     idle = [*(f"team/{one['metadata']['name']}" for one in pods), "team/x"]
     assert ask(cluster, model("a", 1, 16), idle=idle)["a"].if_idle_go == ("team/x",)
@@ -697,9 +671,9 @@ def test_of_many_idle_pods_the_sixteen_longest_idle_are_compared(monkeypatch: py
         return judge(*of)
 
     monkeypatch.setattr(IdlePods, "_may_be_enough", counting)
-    small = [bound(f"p{i}", "n1", 1) for i in range(30)]
+    small = [resident(f"p{i}", "n1", 1) for i in range(30)]
     room = {"cpu": "4", "memory": "8Gi", "pods": "110"}
-    cluster = cluster_of({"n1": [38]}, *small, bound("large", "n1", 8), allocatable=room)
+    cluster = cluster_with({"n1": [38]}, *small, resident("large", "n1", 8), allocatable=room)
     idle = [f"team/p{i}" for i in range(30)] + ["team/large"]
     assert len(ask(cluster, model("a", 1, 8), idle=idle)["a"].if_idle_go) == 8
     assert len(looked) == sum(comb(16, size) for size in range(1, 5))
@@ -717,12 +691,12 @@ def random_full_cluster(chance: random.Random) -> tuple[Cluster, list[str]]:
             while left > 0 and len(pods) < 14:
                 take = chance.randint(1, left)
                 uid = f"p{len(pods)}"
-                pods.append(bound(uid, name, take, slot, priority=chance.randint(0, 1)))
+                pods.append(resident(uid, name, take, slot, priority=chance.randint(0, 1)))
                 if chance.random() < 0.7:
                     names.append(f"team/{uid}")
                 left -= take
     chance.shuffle(names)
-    return cluster_of(sizes, *pods), names
+    return cluster_with(sizes, *pods), names
 
 
 def brute_force(cluster: Cluster, asks: SchedulableModel, idle: list[str]) -> tuple[int, list[int]] | None:
@@ -805,24 +779,6 @@ def test_a_node_with_a_copy_more_is_what_the_state_makes_of_it(seed: int) -> Non
             assert cluster.state.view_without(outcome.node, ()) == expected  # made anew
 
 
-class Api:
-    """Takes every Binding."""
-
-    def __init__(self) -> None:
-        self.bound: list[str] = []
-
-    async def create(self, path: str, body: Json) -> Json:
-        if path.endswith("/binding"):
-            self.bound.append(body["metadata"]["uid"])
-        return {}
-
-    async def get(self, path: str) -> Json:
-        raise AssertionError(path)
-
-    async def patch(self, *_: object, **__: object) -> Json:
-        return {}
-
-
 class World:
     """A scheduler with nodes, pods and pods that wait, drawn by chance; and models that want copies."""
 
@@ -898,13 +854,7 @@ class World:
         if chance.random() < 0.2:
             made["spec"]["nodeSelector"] = {"zone": "a"}
         if chance.random() < 0.3:
-            term = {
-                "labelSelector": {"matchLabels": {"app": chance.choice((name, "m0"))}},
-                "topologyKey": "kubernetes.io/hostname",
-            }
-            made["spec"]["affinity"] = {
-                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-            }
+            made["spec"]["affinity"] = apart(term(chance.choice((name, "m0")), HOST))
         if chance.random() < 0.3:
             made["spec"]["tolerations"] = [{"operator": "Exists"}]
         return made

@@ -14,7 +14,6 @@ from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
 from binder.engine.score import Strategy
-from binder.loop.resync import OVERDUE_SECONDS
 from tests.fakes.binder import Events, scheduler_of
 from tests.fakes.eventually import until
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -127,16 +126,6 @@ async def test_a_binding_carries_the_uid_and_the_gpu() -> None:
     assert bench.reserved() == 4 * GIB
 
 
-async def test_many_pods_at_once_never_overfill_a_gpu() -> None:
-    bench = Bench(total_gib=10)
-    async with running(bench):
-        for index in range(8):
-            bench.add(f"p{index}", mem="3Gi")
-        await until(lambda: len(bench.events.said) == 8)
-    assert len([said for said in bench.events.said if said[1] == "Scheduled"]) == 3
-    assert bench.reserved() == 9 * GIB
-
-
 @pytest.mark.parametrize(
     "error", [response_error(409, "Conflict", "x"), response_error(500, "", "x"), KubeUnreachable("reset")]
 )
@@ -218,16 +207,6 @@ async def test_pods_of_other_schedulers_are_left_alone() -> None:
     assert [body["metadata"]["name"] for body in bench.api.bindings] == ["mine"]
 
 
-async def test_a_failing_api_server_is_given_the_pod_s_whole_backoff() -> None:
-    bench = Bench()
-    bench.api.fail_before = [response_error(500, "", "x") for _ in range(10_000)]
-    async with running(bench):
-        for index in range(5):
-            bench.add(f"p{index}")
-        await asyncio.sleep(1.2)  # 0, 0.5 s, and the third only after 1.5 s
-    assert 5 <= len(bench.api.bindings) <= 10
-
-
 async def test_a_standby_writes_nothing() -> None:
     bench = Bench()
     bench.add("unreadable", annotations={KEYS.model_id: "a/b"})
@@ -281,27 +260,3 @@ async def test_an_old_event_of_a_bound_pod_does_not_queue_it_again() -> None:
         bench.tell("pods", pod("p1"))
         await asyncio.sleep(0.1)
     assert len(bench.api.bindings) == 1
-
-
-async def test_a_leader_that_slept_through_its_lease_binds_nothing_more() -> None:
-    """Stopped between a decision and its Binding; its successor has decided since."""
-    bench = Bench()
-    async with running(bench):
-        bench.add("p1")
-        bench.scheduler.step()
-        bench.may_write = lambda: False
-        await asyncio.sleep(0.1)
-    assert bench.api.bindings == []
-    assert bench.reserved() == 0
-
-
-async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
-    now = [0.0]
-    bench = Bench(clock=lambda: now[0])
-    async with running(bench):
-        bench.add("p1")
-        await until(lambda: bench.events.said)
-        del bench.api.pods["p1"]  # and the watch that would have told of it broke off
-        now[0] += OVERDUE_SECONDS
-        await until(lambda: not bench.scheduler.state.assumed_count)
-    assert bench.scheduler.state.stale_model_count == 1

@@ -17,9 +17,10 @@ from binder.loop.queue import CAP_SECONDS
 from tests.fakes.binder import PLENTY, Api, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
+from tests.fakes.zones import HOST, apart, near, spread, term
 
 Json = dict[str, Any]
-_HOST, _ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
+_ZONE = "topology.kubernetes.io/zone"
 
 
 class Statuses(Api):
@@ -62,20 +63,6 @@ class Office(Bench):
         for _ in range(3):
             await self.step(3, seconds=CAP_SECONDS / 2)
         return self.reasons(uid)[-1]
-
-
-def far(app: str, key: str) -> Json:
-    terms = [{"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}}]
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-
-
-def near(app: str, key: str) -> Json:
-    terms = [{"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}}]
-    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-
-
-def spread(app: str, key: str) -> list[Json]:
-    return [{"topologyKey": key, "maxSkew": 1, "labelSelector": {"matchLabels": {"app": app}}}]
 
 
 def full(office: Office) -> None:
@@ -138,13 +125,13 @@ CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
         "Unschedulable",
     ),
     "CPU of ordinary pods": (lambda o: cpus(o, "ReplicaSet"), {"requests": {"cpu": "5"}}, "Unschedulable"),
-    "apart on nodes": (full, {"affinity": far("web", _HOST)}, "Unschedulable"),
+    "apart on nodes": (full, {"affinity": apart(term("web", HOST))}, "Unschedulable"),
     "spread over nodes": (
         full,
-        {"mem": "8Gi", "topologySpreadConstraints": spread("web", _HOST)},
+        {"mem": "8Gi", "topologySpreadConstraints": [spread(key=HOST, app="web")]},
         "Unschedulable",
     ),
-    "together in the zone": (full, {"mem": "8Gi", "affinity": near("web", _ZONE)}, "Unschedulable"),
+    "together in the zone": (full, {"mem": "8Gi", "affinity": near(term("web", _ZONE))}, "Unschedulable"),
     # A larger one would.
     "GPU": (full, {"mem": "17Gi"}, "ModelTooLarge"),
     "GPUs": (full, {"annotations": {KEYS.gpu_count: "2"}}, "ModelTooLarge"),
@@ -154,7 +141,7 @@ CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
     # One of a pool of which nothing is known, whatever its size.
     "labels": (full, {"mem": "900Gi", "nodeSelector": {"pool": "x"}}, "Unschedulable"),
     "affinity": (full, {"affinity": {"nodeAffinity": ONLY_X}}, "Unschedulable"),
-    "one node's name": (full, {"mem": "8Gi", "nodeSelector": {_HOST: "n1"}}, "Unschedulable"),
+    "one node's name": (full, {"mem": "8Gi", "nodeSelector": {HOST: "n1"}}, "Unschedulable"),
     "taint": (of_node(taints=TAINT), {}, "Unschedulable"),
     "one known pool is its own": (two_pools, {"mem": "17Gi", "nodeSelector": {"pool": "x"}}, "ModelTooLarge"),
     # Other ones would.
@@ -171,8 +158,8 @@ CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
     "a field that is not decided": (full, {"resourceClaims": [{"name": "x"}]}, "PodRefused"),
     "a value that cannot be read": (full, {"mem": "1.5.2"}, "PodRefused"),
     # Others must come or go.
-    "apart in zones": (full, {"affinity": far("web", _ZONE)}, "WaitingForCapacity"),
-    "together on a node": (full, {"mem": "8Gi", "affinity": near("web", _HOST)}, "WaitingForCapacity"),
+    "apart in zones": (full, {"affinity": apart(term("web", _ZONE))}, "WaitingForCapacity"),
+    "together on a node": (full, {"mem": "8Gi", "affinity": near(term("web", HOST))}, "WaitingForCapacity"),
     "victims go": (full, {"mem": "8Gi", "priority": 10}, "WaitingForCapacity"),
 }
 
@@ -232,7 +219,7 @@ async def test_a_zone_that_had_a_node_counts_for_pods_that_keep_apart() -> None:
     """By a decision's own rules, with one more node of each kind (ecosystem A1)."""
     async with Office() as office:
         full(office)
-        office.add("p", affinity=far("web", _ZONE))
+        office.add("p", affinity=apart(term("web", _ZONE)))
         assert await office.reason() == "WaitingForCapacity"
         office.node("b1", 16, labels={_ZONE: "b"}, unschedulable=True)
         assert await office.reason() == "Unschedulable"
@@ -247,7 +234,7 @@ async def test_what_others_forbid_counts_as_well() -> None:
     async with Office() as office:
         full(office)
         office.node("n2", 16, labels={_ZONE: "a"})
-        office.add("lonely", mem=None, on="n2", schedulerName="other", affinity=far("p", _ZONE))
+        office.add("lonely", mem=None, on="n2", schedulerName="other", affinity=apart(term("p", _ZONE)))
         office.add("p", labels={"app": "p"})
         assert await office.reason() == "WaitingForCapacity"
         office.gone("lonely")
@@ -325,8 +312,8 @@ async def test_nodes_that_differ_in_their_names_only_are_one_kind() -> None:
             office.node(f"n{number}", 16, labels={_ZONE: "a", "node-name": f"n{number}"})
         table = office.scheduler.cluster.kinds.table
         (fresh,) = map(table.view, table.row_of.values())
-        assert set(fresh.facts.labels) == {_HOST, _ZONE}
-        assert fresh.facts.labels[_HOST] == fresh.facts.name
+        assert set(fresh.facts.labels) == {HOST, _ZONE}
+        assert fresh.facts.labels[HOST] == fresh.facts.name
 
 
 async def test_while_the_cluster_is_taken_over_no_node_is_asked_for_and_then_it_is(
@@ -337,7 +324,7 @@ async def test_while_the_cluster_is_taken_over_no_node_is_asked_for_and_then_it_
     async with Office() as office:
         for number in range(40):
             office.node(f"n{number}", 8, labels={_ZONE: "a"})
-        office.add("p", mem="8Gi", affinity=far("web", _HOST))
+        office.add("p", mem="8Gi", affinity=apart(term("web", HOST)))
         for number in range(40):
             office.resident(f"r{number}", f"n{number}", 8, labels={"app": "web"})
         await office.step(2)
