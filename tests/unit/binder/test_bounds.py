@@ -415,25 +415,6 @@ def test_of_too_many_terms_of_one_namespace_their_pods_nodes_are_kept_free(pods:
     assert kept_away(made, "other", z0="") == zone
 
 
-def test_a_label_or_resource_that_comes_to_a_node_counts_from_then_on() -> None:
-    """binder H1: what no node has gets no column, for as long as that is so."""
-    made = cluster()
-    asks = pods_of("team", "p", nodeSelector={"new": "1"}, requests={"example.com/fpga": "2"})
-    demand = parse_demand(asks, KEYS)
-    assert isinstance(made.decider.decide(demand), Refusal)
-    assert not made.decider.table.has_label("new")
-    amounts = {"cpu": "4", "memory": "8Gi", "pods": "10", "example.com/fpga": "2"}
-    new = node("new", says=report(gpu("new-0")), labels={"new": "1"}, allocatable=amounts)
-    made.on_node(Change(ChangeKind.SET, new))
-    made.decider.table.beat(NodeName("new"), np.inf)
-    outcome = made.decider.decide(demand)
-    assert isinstance(outcome, Placement)
-    assert outcome.node == "new"
-    made.on_node(Change(ChangeKind.GONE, new))
-    assert isinstance(made.decider.decide(demand), Refusal)
-    assert not made.decider.table.has_label("new")
-
-
 def test_templates_beyond_the_bounds_cost_the_scaler_nothing() -> None:
     """binder H1b: 256 templates with 500 terms each."""
     made = cluster()

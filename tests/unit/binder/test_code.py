@@ -1,70 +1,15 @@
 """The code rule: a node that holds a model with code holds models of that one namespace."""
 
-from typing import Any
-
 import pytest
 
 from agent.admission.backends import BACKENDS
-from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, NodeName
-from berth.contract.report import CODE_BACKENDS, CodeReport, CodeRule, Failure, ModelReport, ModelState
+from berth.contract.report import CODE_BACKENDS, CodeRule, Failure, ModelReport, ModelState
 from binder.engine.decision import Refusal
 from binder.engine.explain import summary
 from binder.pod.demand import parse_demand
-from binder.rules.registry import FITS, RULES
-from tests.fakes.binder import PLENTY, Bench
-from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
-from tests.fakes.values import replace
-
-APART, NONE, ANY = CodeRule.NAMESPACE, CodeRule.NONE, CodeRule.ANY
-REQUIRES = {KEYS.requirements: "python"}
-
-
-class Tenants(Bench):
-    """Pods of several namespaces, named by namespace and number: a1, b1, ..."""
-
-    def nodes(self, name: str, rule: CodeRule = APART, code: str | None = None, *models: ModelReport) -> None:
-        says = report(
-            gpu(f"{name}-0", total=16 * GIB),
-            models=models,
-            code=CodeReport(rule, code),
-            capabilities=("python", "onnxruntime"),
-        )
-        self.tell("nodes", node(name, says=says, allocatable=PLENTY))
-        self.scheduler.cluster.decider.table.beat(NodeName(name), 1e9)
-
-    def pod(
-        self, uid: str, *, code: bool = False, on: str | None = None, template: str = "", **more: Any
-    ) -> dict[str, Any]:
-        one = pod(
-            uid,
-            annotations={KEYS.model_id: f"model-{template or uid}", **(REQUIRES if code else {})},
-            **({"on": on, "choice": GpuChoice(GpuUuid(f"{on}-0"), 0, GIB)} if on else {}),
-            **more,
-        )
-        one["metadata"]["namespace"] = uid[0]
-        one["metadata"]["ownerReferences"] = [{"uid": f"rs-{template or uid}", "controller": True}]
-        self.api.pods[uid] = one
-        self.tell("pods", one)
-        return one
-
-    def verdict(self, uid: str, *, code: bool = False) -> dict[str, str]:
-        """Why each node refuses such a pod; "" where it fits."""
-        one = pod(uid, annotations=REQUIRES if code else {})
-        one["metadata"]["namespace"] = uid[0]
-        decider = self.scheduler.cluster.decider
-        codes = decider.codes(parse_demand(one, KEYS))
-        return {
-            name: "" if codes[row] == FITS else RULES.rule(int(codes[row])).name
-            for name, row in decider.table.row_of.items()
-        }
-
-
-def row(uid: str, on: str, **changes: Any) -> ModelReport:
-    return replace(listed(uid, on=f"{on}-0"), namespace=uid[0], **changes)
-
-
-OTHERS, AMONG, NEVER = "CodeOfAnotherNamespace", "ModelsOfOtherNamespaces", "CodeNotAllowed"
+from binder.rules.registry import RULES
+from tests.fakes.objects import GIB, KEYS, pod
+from tests.fakes.tenants import AMONG, ANY, APART, NEVER, NONE, OTHERS, REQUIRES, Tenants, row
 
 
 @pytest.mark.parametrize(
@@ -102,44 +47,8 @@ def test_each_node_has_its_own_rule() -> None:
     assert bench.verdict("b1", code=True) == {"n1": OTHERS, "n2": "", "n3": NEVER}
 
 
-def test_what_is_on_its_way_counts_and_what_comes_to_nothing_does_not() -> None:
-    bench = Tenants()
-    bench.nodes("n1")
-    bench.pod("a1", code=True, on="n1")
-    assert bench.verdict("b1") == {"n1": OTHERS}
-    bench.nodes("n1", APART, None, row("a1", "n1", state=ModelState.FAILED, failure=Failure.CAPACITY))
-    assert bench.verdict("b1") == bench.verdict("b1", code=True) == {"n1": ""}
-    bench.nodes("n1")
-    bench.gone("a1")
-    assert bench.verdict("b1", code=True) == {"n1": ""}
-    self_placed = bench.pod("a2", code=True, on="n1")
-    del self_placed["metadata"]["annotations"][KEYS.gpu]  # nothing is ever loaded for it
-    bench.tell("pods", self_placed)
-    assert bench.verdict("b1", code=True) == {"n1": ""}
-
-
-def test_nobody_takes_a_shared_node_by_an_edit_of_his_pod() -> None:
-    bench = Tenants()
-    bench.nodes("n1", APART, None, row("a1", "n1"), row("b1", "n1"))
-    bench.pod("a1", on="n1")
-    bench.pod("b1", on="n1")
-    bench.pod("a1", code=True, on="n1")
-    assert bench.verdict("b2") == bench.verdict("c1") == {"n1": ""}
-    bench.gone("b1")
-    bench.nodes("n1", APART, None, row("a1", "n1"))
-    assert bench.verdict("c1") == {"n1": OTHERS}  # alone there, he may have it by real code as well
-
-
 def test_the_binder_and_the_agents_call_the_same_backends_programs() -> None:
     assert {name for name, backend in BACKENDS.items() if backend.is_program} == CODE_BACKENDS
-
-
-def test_a_model_whose_namespace_the_report_had_no_room_for_is_somebody_elses() -> None:
-    bench = Tenants()
-    bench.nodes("n1", APART, None, replace(row("a1", "n1"), namespace="", pod_name=""))
-    assert bench.verdict("a2", code=True) == {"n1": AMONG}
-    bench.pod("a1", on="n1")  # unless its pod is known
-    assert bench.verdict("a2", code=True) == {"n1": ""}
 
 
 async def test_two_namespaces_with_code_that_come_at_once_get_a_node_each() -> None:

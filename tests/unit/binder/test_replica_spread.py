@@ -2,12 +2,10 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
-from berth.contract.ids import NodeName, PodUid
+from berth.contract.ids import PodUid
 from berth.kube.informer import ChangeKind
-from binder.pod.demand import parse_demand
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS, Json, pod
 
@@ -128,27 +126,3 @@ async def test_a_replica_on_a_node_that_is_gone_costs_nothing() -> None:
         bench.tell("nodes", bench.api.nodes[first], ChangeKind.GONE)
         (second,) = await bench.places(1)
         assert {first, second} == {"a0", "b0"}
-
-
-async def test_a_question_spreads_what_it_supposes() -> None:
-    async with Zones("a0 b0 c0") as bench:
-        (first,) = await bench.places(1)
-        cluster = bench.scheduler.cluster
-        mirror = cluster.snapshot()
-        decider = cluster.decider_over(mirror)
-        while not mirror.follow(most=100):
-            pass
-        one = pod("next", annotations={KEYS.model_id: None})
-        one["metadata"]["ownerReferences"] = [{"uid": "rs", "controller": True}]
-        demand = parse_demand(one, KEYS)
-        nodes = []
-        for _ in range(2):
-            outcome = decider.decide(demand)
-            nodes.append(outcome.node)  # type: ignore[union-attr]
-            mirror.add(demand, outcome.node, outcome.gpu)  # type: ignore[union-attr]
-        assert sorted([first, *nodes]) == ["a0", "b0", "c0"]
-        with mirror.without([PodUid("r0")]):
-            assert decider.decide(demand).node == first  # type: ignore[union-attr]
-        mirror.revert()
-        assert NodeName(first) not in (decider.decide(demand).node,)  # type: ignore[union-attr]
-        assert np.isfinite(decider.scores(demand)).all()

@@ -11,7 +11,6 @@ from berth.contract.ids import NodeName
 from berth.contract.report import CodeReport, CodeRule, TritonReport
 from berth.kube.errors import response_error
 from berth.kube.informer import ChangeKind
-from binder.cache import node_kinds
 from binder.loop import wait_reasons
 from binder.loop.queue import CAP_SECONDS
 from tests.fakes.binder import PLENTY, Api, Bench
@@ -286,34 +285,6 @@ async def test_copies_that_are_refused_alike_get_the_same_reason() -> None:
             office.add(uid, mem="17Gi", annotations={KEYS.model_id: "m"})
         await office.step(6)
         assert (office.reasons("p"), office.reasons("q")) == (["ModelTooLarge"], ["ModelTooLarge"])
-
-
-async def test_what_is_remembered_is_bounded_and_odd_labels_displace_no_other_pool() -> None:
-    """Nothing that a cloud writes may cost without bound (ecosystem A1)."""
-    async with Office() as office:
-        office.node("big", 40)
-        office.tell("nodes", node("big"), ChangeKind.GONE)
-        for number in range(200):
-            office.node("odd", 16, labels={"instance": f"i-{number}"})
-        office.add("p", mem="30Gi")
-        assert await office.reason() == "Unschedulable"
-        kinds = office.scheduler.cluster.kinds
-        assert len(kinds.table.row_of) <= 1 + node_kinds.MOST_KINDS
-        for number in range(200):
-            office.node("odd", 1 + number)
-        assert len(kinds.table.row_of) == node_kinds.MOST_POOLS
-        assert kinds.table.live.sum() == len(kinds.table.row_of)
-
-
-async def test_nodes_that_differ_in_their_names_only_are_one_kind() -> None:
-    """Ecosystem A1."""
-    async with Office() as office:
-        for number in range(30):
-            office.node(f"n{number}", 16, labels={_ZONE: "a", "node-name": f"n{number}"})
-        table = office.scheduler.cluster.kinds.table
-        (fresh,) = map(table.view, table.row_of.values())
-        assert set(fresh.facts.labels) == {HOST, _ZONE}
-        assert fresh.facts.labels[HOST] == fresh.facts.name
 
 
 async def test_while_the_cluster_is_taken_over_no_node_is_asked_for_and_then_it_is(
