@@ -15,6 +15,7 @@ from agent.admission import (
     CodeRefused,
     InvalidModel,
     ModelFiles,
+    write_anew,
 )
 from agent.disk_space import DiskSpace
 from agent.limits import MinimumRate
@@ -129,7 +130,10 @@ class Stager:
             await in_thread(files.close)
         assert model.name is not None
         name = model.name
-        admitted = await self._judged(model, lambda: self._admission.rewrite(staged, name))
+        admitted = await self._judged(model, lambda: self._admission.admit(staged, name))
+        await in_thread(
+            write_anew, staged, admitted
+        )  # not while others wait to be judged: it waits for the disk
         record = Record(
             pod=pod.ref,
             model_id=pod.model_id,

@@ -50,10 +50,13 @@ class Admission:
         """Judge files that are still to come, by their names and sizes. Raises as `judge`."""
         return judge(config, files, name, self.rules)
 
+    def admit(self, directory: Path, name: ModelName) -> "Admitted":
+        """Judge the files of a directory. Blocks. Raises InvalidModel, CodeRefused or OSError."""
+        return admit(directory, name, self.rules)
+
     def rewrite(self, directory: Path, name: ModelName) -> "Admitted":
-        """Judge the files of a directory, and write its configuration as it was understood. Blocks. Raises
-        InvalidModel, CodeRefused or OSError."""
-        admitted = admit(directory, name, self.rules)
+        """As `admit`, and write the configuration as it was understood."""
+        admitted = self.admit(directory, name)
         write_anew(directory, admitted)
         return admitted
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 import agent.api
 import agent.stage
 import agent.stage_queue
-from agent.admission import NodeRules
+from agent.admission import Admitted, NodeRules
 from agent.disk_space import DiskSpace
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
@@ -272,6 +272,19 @@ async def test_nobody_has_more_judged_than_it_may_send(
             await sent(api, manifest('backend: "python"', "1/weights", "config.pbtxt"))
         outcomes.append(refused.value.code)
     assert outcomes == [grpc.StatusCode.INVALID_ARGUMENT] * 3 + [grpc.StatusCode.UNAVAILABLE] * 2
+
+
+async def test_a_slow_disk_holds_up_no_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent.stage, "_JUDGED_AT_ONCE", 1)
+    api, write, held_up = api_for(Node(tmp_path)), agent.stage.write_anew, []
+
+    def written(directory: Path, admitted: Admitted) -> None:
+        held_up.append(api._stager._judging.locked())
+        write(directory, admitted)
+
+    monkeypatch.setattr(agent.stage, "write_anew", written)
+    await staged(api, "model-p1")
+    assert held_up == [False]
 
 
 async def test_more_files_than_a_model_has_are_not_even_judged(tmp_path: Path) -> None:

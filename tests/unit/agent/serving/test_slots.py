@@ -60,6 +60,15 @@ async def test_a_model_that_is_held_counts_with_its_code_until_it_is_released(on
     assert (on_node.gate.counts(UID), model.resident) == (False, False)
 
 
+async def test_code_of_two_namespaces_is_never_loaded_together(on_node: Node) -> None:
+    """Also where both were staged before either was loaded."""
+    first, second = await on_node.stage("p1"), await on_node.stage("p2", namespace="other", on="GPU-b")
+    await on_node.lifecycle.start_load(first)
+    await on_node.lifecycle.start_load(second)
+    assert (second.failure, on_node.triton.loads) == (Failure.CAPACITY, [NAME])
+    assert "of another namespace" in second.reason
+
+
 async def test_what_an_earlier_agent_has_held_and_triton_does_not_is_released(on_node: Node) -> None:
     model = await on_node.stage()
     on_node.models.set_resident(model, True)
