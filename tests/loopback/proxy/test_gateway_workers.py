@@ -82,7 +82,7 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
                     return False
 
             await until(is_ready)
-            # Later than the replica, as when its sidecar tells what it may have.
+            # Later than the replica, as when its sidecar reports its limits.
             agent.tell(
                 [
                     replica_of("a", limits=ReplicaLimits(container_concurrency=3, queue_depth=100)),
@@ -122,7 +122,7 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
 
 
 async def arrive(port: int, ticket: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """At a worker that may not have heard of the replica yet, though another has."""
+    """At a worker that may not know the replica yet, though another does."""
     async with asyncio.timeout(60):
         while True:
             try:

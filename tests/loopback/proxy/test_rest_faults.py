@@ -1,4 +1,4 @@
-"""The REST front end before an upstream that breaks off, dawdles or is away, and at its own end."""
+"""The REST downstream before an upstream that breaks off, dawdles or is away, and at its own end."""
 
 import asyncio
 import logging
@@ -60,7 +60,7 @@ async def read_head(reader: asyncio.StreamReader) -> bytes:
 
 
 @dataclass
-class Front:
+class Downstream:
     rest: RestDownstream
     triton: Scripted
     port: Listener
@@ -91,7 +91,7 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest_asyncio.fixture
-async def downstream() -> AsyncIterator[Front]:
+async def downstream() -> AsyncIterator[Downstream]:
     triton = Scripted()
     server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
@@ -107,7 +107,7 @@ async def downstream() -> AsyncIterator[Front]:
     port = Listener(lambda: RestConnection(rest), what="--http-listen")
     await port.start(Endpoint("127.0.0.1", 0))
     ticking = asyncio.create_task(tick(rest))
-    yield Front(rest, triton, port)
+    yield Downstream(rest, triton, port)
     ticking.cancel()
     await port.stop()
     rest.close()
@@ -128,7 +128,7 @@ def once(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("stall", [None, asyncio.Event], ids=["cut", "late"])
 async def test_an_answer_that_breaks_off_is_never_finished_with_another(
-    downstream: Front, stall: Callable[[], asyncio.Event] | None
+    downstream: Downstream, stall: Callable[[], asyncio.Event] | None
 ) -> None:
     """A second head would be taken for the missing part of the first one's body."""
     downstream.triton.pieces = [
@@ -147,21 +147,21 @@ async def test_an_answer_that_breaks_off_is_never_finished_with_another(
     assert downstream.answered("504" if stall else "502") == 1
 
 
-async def test_a_cut_before_the_answer_is_refused(downstream: Front) -> None:
+async def test_a_cut_before_the_answer_is_refused(downstream: Downstream) -> None:
     downstream.triton.pieces = [None]
     answer = await downstream.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Triton broke off" in answer
 
 
-async def test_a_triton_that_is_absent_is_unavailable_and_worth_another_try(downstream: Front) -> None:
+async def test_a_triton_that_is_absent_is_unavailable_and_worth_another_try(downstream: Downstream) -> None:
     downstream.rest.shared.cluster.move(UpstreamEndpoint(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1)))
     answer = await downstream.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in answer
 
 
-async def test_an_answer_in_many_pieces_is_read_to_its_end(downstream: Front) -> None:
+async def test_an_answer_in_many_pieces_is_read_to_its_end(downstream: Downstream) -> None:
     body = [b'{"name":"triton",', b'"extensions":["trace",', b'"statistics"]}']
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     pause = asyncio.Event()
@@ -172,7 +172,7 @@ async def test_an_answer_in_many_pieces_is_read_to_its_end(downstream: Front) ->
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_events_go_to_old_and_new_clients(downstream: Front, version: bytes) -> None:
+async def test_events_go_to_old_and_new_clients(downstream: Downstream, version: bytes) -> None:
     downstream.triton.pieces = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"a\r\ndata: {}\n\n\r\n",
@@ -183,7 +183,7 @@ async def test_events_go_to_old_and_new_clients(downstream: Front, version: byte
     assert (b"chunked" in answer) is (version == b"1.1")
 
 
-async def test_an_event_is_passed_on_when_it_comes(downstream: Front) -> None:
+async def test_an_event_is_passed_on_when_it_comes(downstream: Downstream) -> None:
     rest = asyncio.Event()
     downstream.triton.pieces = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -200,7 +200,9 @@ async def test_an_event_is_passed_on_when_it_comes(downstream: Front) -> None:
     await asyncio.wait_for(downstream.rest.replica.admissions.idle(), 30)
 
 
-async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(downstream: Front) -> None:
+async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(
+    downstream: Downstream,
+) -> None:
     answer, port = asyncio.Event(), downstream.port.port
     downstream.triton.pieces = [answer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
     async with downstream.connected() as (idle, idle_writer), downstream.connected() as (busy, busy_writer):
@@ -231,7 +233,7 @@ async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(d
     ],
 )
 async def test_headers_that_two_readers_could_read_differently_are_refused(
-    downstream: Front, lines: bytes
+    downstream: Downstream, lines: bytes
 ) -> None:
     request = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n"
     answer = await downstream.ask(request + lines + b"\r\n{}")
@@ -239,7 +241,7 @@ async def test_headers_that_two_readers_could_read_differently_are_refused(
     assert downstream.triton.asked == []
 
 
-async def test_a_client_cannot_fill_the_log(downstream: Front, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_cannot_fill_the_log(downstream: Downstream, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert b" 400 " in await downstream.ask(b"GET /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n")
     assert caplog.records == []

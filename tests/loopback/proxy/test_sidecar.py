@@ -39,7 +39,7 @@ class Agent(NodeAgentServicer):
         self.tokens: list[str] = []
         self.busy = False
 
-    def tell(self, target: FakeGateway | None) -> None:
+    def send_status(self, target: FakeGateway | None) -> None:
         if target is not None:
             self.status.gateway.endpoint, self.status.gateway.ticket = str(target.endpoint), target.ticket
         self.changed.set()
@@ -133,11 +133,11 @@ async def listens(sidecar: Sidecar) -> bool:
     return False
 
 
-async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says(tmp_path: Path) -> None:
+async def test_it_asks_with_its_token_and_limits_and_reports_what_the_gateway_reports(tmp_path: Path) -> None:
     flags = ("--container-concurrency", "3", "--queue-depth", "0", "--max-request-bytes", "1Mi")
-    async with agent() as (told, port), gateway() as target, running(tmp_path, port, *flags) as sidecar:
-        await until(lambda: told.asked)
-        request, token = told.asked[0], told.tokens[0]
+    async with agent() as (fake, port), gateway() as target, running(tmp_path, port, *flags) as sidecar:
+        await until(lambda: fake.asked)
+        request, token = fake.asked[0], fake.tokens[0]
         assert (request.model_name, token) == ("m", "Bearer secret")
         limits = request.limits
         assert (limits.container_concurrency, limits.queue_depth, limits.HasField("queue_depth")) == (
@@ -149,7 +149,7 @@ async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says
         assert limits.max_json_bytes == 16 * 1024**2
         assert "has not named the node's gateway yet" in await sidecar.why_not()
         target.not_ready = "Triton does not serve m"
-        told.tell(target)
+        fake.send_status(target)
         await until(lambda: Kind.REPORT in target.heard)
         await until(lambda: says(sidecar, "Triton does not serve m"))
         target.not_ready = None
@@ -165,11 +165,11 @@ async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says
         packed = (await sidecar.get("/stat", Accept="application/protobuf"))[1]
         assert packed.startswith(bytes([0x0A, len(stat["podName"])]) + stat["podName"].encode())
         (tmp_path / "token").write_text("renewed")
-        told.status.state, told.status.reason = pb.MODEL_STATE_FAILED, "GPU 0: XID 79"
-        told.tell(target)
+        fake.status.state, fake.status.reason = pb.MODEL_STATE_FAILED, "GPU 0: XID 79"
+        fake.send_status(target)
         await until(lambda: says(sidecar, "GPU 0: XID 79"))
-        told.status.state = pb.MODEL_STATE_READY
-        told.tell(target)
+        fake.status.state = pb.MODEL_STATE_READY
+        fake.send_status(target)
         await until(sidecar.is_ready)
         target.is_silent = True
         await until(lambda: says(sidecar, "no gateway: it has said nothing for 3 s"))
@@ -180,8 +180,8 @@ async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says
         assert 'berth_proxy_requests_total{code="200",protocol="rest"} 1.0' in text
         sidecar.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0
-        assert told.asked[-1] == pb.UnloadRequest(model_name="m")
-        assert told.tokens[-1] == "Bearer renewed"
+        assert fake.asked[-1] == pb.UnloadRequest(model_name="m")
+        assert fake.tokens[-1] == "Bearer renewed"
         assert "secret" not in sidecar.log.read_text()
         assert TICKET.hex() not in sidecar.log.read_text()
 
@@ -194,8 +194,8 @@ async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_resta
     async with gateway() as target:
         (agent_port,) = free_ports("127.0.0.1", 1)
         async with running(tmp_path, agent_port) as sidecar:
-            async with agent(agent_port) as (told, _):
-                told.tell(target)
+            async with agent(agent_port) as (fake, _):
+                fake.send_status(target)
                 await until(sidecar.is_ready)
             await asyncio.sleep(0.3)
             assert await sidecar.is_ready()
@@ -264,10 +264,10 @@ async def test_the_order_of_the_end(tmp_path: Path) -> None:
         await release.wait()
         writer.write(b"end")
 
-    async with agent() as (told, port), gateway(answer) as target:
+    async with agent() as (fake, port), gateway(answer) as target:
         target.is_drained = False
         async with running(tmp_path, port, "--drain-delay", "0.7") as sidecar:
-            told.tell(target)
+            fake.send_status(target)
             await until(sidecar.is_ready)
             reader, writer = await asyncio.open_connection("127.0.0.1", sidecar.http)
             writer.write(b"begun")
@@ -282,27 +282,27 @@ async def test_the_order_of_the_end(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="Connect call failed"):
                 await asyncio.open_connection("127.0.0.1", sidecar.http)
             await asyncio.sleep(0.3)
-            assert not any(isinstance(one, pb.UnloadRequest) for one in told.asked)
+            assert not any(isinstance(one, pb.UnloadRequest) for one in fake.asked)
             release.set()
             assert await reader.read(-1) == b"end"
             assert await late[0].read(-1) == b"end"
-            assert not any(isinstance(one, pb.UnloadRequest) for one in told.asked)
+            assert not any(isinstance(one, pb.UnloadRequest) for one in fake.asked)
             target.drained()
             assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0
-            assert isinstance(told.asked[-1], pb.UnloadRequest)
+            assert isinstance(fake.asked[-1], pb.UnloadRequest)
             for one in (writer, late[1]):
                 one.close()
 
 
 async def test_the_end_does_not_wait_for_ever_and_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    async with agent() as (told, port), gateway() as target:
+    async with agent() as (fake, port), gateway() as target:
         target.is_drained = False
         for flags, signals, code in (
             (("--drain-timeout", "0.3"), 1, 0),
             (("--drain-timeout", "60"), 2, 128 + signal.SIGTERM),
         ):
             async with running(tmp_path, port, *flags) as sidecar:
-                told.tell(target)
+                fake.send_status(target)
                 await until(sidecar.is_ready)
                 for _ in range(signals):
                     sidecar.process.send_signal(signal.SIGTERM)
@@ -326,8 +326,8 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
         return context
 
     old, new = client_of("old"), client_of("new")
-    async with agent() as (told, port), gateway() as target, running(tmp_path, port, *flags) as sidecar:
-        told.tell(target)
+    async with agent() as (fake, port), gateway() as target, running(tmp_path, port, *flags) as sidecar:
+        fake.send_status(target)
         await until(sidecar.is_ready)
 
         async def is_served(context: ssl.SSLContext) -> bool:
@@ -353,8 +353,8 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
 
 async def test_it_is_small(tmp_path: Path) -> None:
     """25 MiB is asked for, of an image whose Python has been compiled; here there is some slack."""
-    async with agent() as (told, port), gateway() as target, running(tmp_path, port) as sidecar:
-        told.tell(target)
+    async with agent() as (fake, port), gateway() as target, running(tmp_path, port) as sidecar:
+        fake.send_status(target)
         await until(sidecar.is_ready)
         for _ in range(20):
             assert await echoed(sidecar, bytes(1000))

@@ -20,7 +20,7 @@ from tests.fakes.eventually import until
 from tests.fakes.triton_rest import BODY, fake_triton
 from tests.loopback.proxy.test_sidecar import agent, running, says
 
-COPY = replica_of("uid-1", "m")
+REPLICA = replica_of("uid-1", "m")
 READY = "/inference.GRPCInferenceService/ServerReady"
 
 
@@ -36,14 +36,14 @@ async def gateway_of(
         admin_listen=Endpoint("127.0.0.1", 0),
     )
     async with serving(options) as gateway, agent_at(str(directory / "control")) as control:
-        control.tell([COPY])
+        control.tell([REPLICA])
         yield gateway, control
 
 
 async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Path) -> None:
     async with (
         fake_triton() as upstream,
-        agent() as (told, agent_port),
+        agent() as (fake, agent_port),
         gateway_of(tmp_path, upstream.endpoint) as (gateway, _),
         running(tmp_path, agent_port, "--drain-delay", "1") as sidecar,
         aiohttp.ClientSession() as session,
@@ -54,13 +54,13 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
             async with session.post(f"{url}/models/m/infer", data=json.dumps(BODY)) as answer:
                 return answer.status
 
-        told.status.gateway.endpoint = f"127.0.0.1:{gateway.port}"
-        told.status.gateway.ticket = bytes(32)  # of nobody
-        told.tell(None)
+        fake.status.gateway.endpoint = f"127.0.0.1:{gateway.port}"
+        fake.status.gateway.ticket = bytes(32)  # of no replica
+        fake.send_status(None)
         await until(lambda: says(sidecar, "ticket"))
         assert await infer() == 503
-        told.status.gateway.ticket = COPY.ticket
-        told.tell(None)
+        fake.status.gateway.ticket = REPLICA.ticket
+        fake.send_status(None)
         await until(sidecar.is_ready)
         assert await infer() == 200
         await until(lambda: counted(sidecar.get("/metrics")))
@@ -70,18 +70,18 @@ async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Pat
         sidecar.process.send_signal(signal.SIGTERM)
         await until(lambda: says(sidecar, "draining"))
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             async with session.get(f"{url}/health/ready") as answer:
                 return answer.status != 200
 
-        await until(is_told)  # by the gateway, which serves as before
+        await until(is_reported)  # by the gateway, which serves as before
         await asyncio.sleep(1.2)
         assert not asked.done()
-        assert not any(type(one).__name__ == "UnloadRequest" for one in told.asked)
+        assert not any(type(one).__name__ == "UnloadRequest" for one in fake.asked)
         upstream.may_answer.set()
         assert await asked == 200
         assert await asyncio.wait_for(sidecar.process.wait(), 10) == 0
-        assert type(told.asked[-1]).__name__ == "UnloadRequest"
+        assert type(fake.asked[-1]).__name__ == "UnloadRequest"
         assert "out of time" not in sidecar.log.read_text()
 
 
@@ -92,13 +92,13 @@ async def counted(metrics: "asyncio.Future[tuple[int, bytes]]") -> bool:
 async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
     async with (
         fake_triton() as upstream,
-        agent() as (told, agent_port),
+        agent() as (fake, agent_port),
         running(tmp_path, agent_port) as sidecar,
     ):
         async with gateway_of(tmp_path, upstream.endpoint) as (gateway, _):
             port = gateway.port
-            told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{port}", COPY.ticket
-            told.tell(None)
+            fake.status.gateway.endpoint, fake.status.gateway.ticket = f"127.0.0.1:{port}", REPLICA.ticket
+            fake.send_status(None)
             await until(sidecar.is_ready)
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{sidecar.grpc}")
             assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
@@ -116,13 +116,13 @@ async def test_a_sidecar_that_is_restarted_in_its_pod_serves_again(tmp_path: Pat
     """The kubelet ends a container and starts it anew; the pod, and with it the ticket, goes on."""
     async with (
         fake_triton() as upstream,
-        agent() as (told, agent_port),
+        agent() as (fake, agent_port),
         gateway_of(tmp_path, upstream.endpoint) as (gateway, _),
     ):
-        told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{gateway.port}", COPY.ticket
+        fake.status.gateway.endpoint, fake.status.gateway.ticket = f"127.0.0.1:{gateway.port}", REPLICA.ticket
         for _ in range(2):
             async with running(tmp_path, agent_port) as sidecar:
-                told.tell(None)
+                fake.send_status(None)
                 await until(sidecar.is_ready)
                 async with aiohttp.ClientSession() as session:
                     url = f"http://127.0.0.1:{sidecar.http}/v2/models/m/infer"

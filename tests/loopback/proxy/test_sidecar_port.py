@@ -117,9 +117,9 @@ async def test_every_byte_goes_through_however_it_is_cut(seed: int) -> None:
             writer.write_eof()
 
         saying = asyncio.create_task(say())
-        heard = await asyncio.wait_for(reader.read(-1), 20)
+        received = await asyncio.wait_for(reader.read(-1), 20)
         await saying
-        assert heard == sent
+        assert received == sent
         writer.close()
         await until(lambda: len(one.port) == 0)
         await until(lambda: target.serving == 0)
@@ -137,11 +137,11 @@ async def test_a_hundred_mebibytes_each_way() -> None:
                 await writer.drain()
             writer.write_eof()
 
-        saying, heard = asyncio.create_task(say()), 0
+        saying, received = asyncio.create_task(say()), 0
         while data := await reader.read(1024**2):
-            heard += len(data)
+            received += len(data)
         await saying
-        assert heard == size
+        assert received == size
         assert one.crowd.held_bytes == 0
         writer.close()
         await until(lambda: len(one.port) == 0)
@@ -234,13 +234,13 @@ async def test_a_client_that_has_said_all_still_hears_the_answer() -> None:
 
 @on_uvloop
 async def test_a_gateway_that_has_said_all_still_hears_the_client() -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def answer_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"early")
         writer.write_eof()
-        heard.append(await reader.read(-1))
+        received.append(await reader.read(-1))
 
     async with gateway(answer_first) as target, sidecar(target) as one:
         reader, writer = await one.client()
@@ -249,8 +249,8 @@ async def test_a_gateway_that_has_said_all_still_hears_the_client() -> None:
         await asyncio.sleep(0.05)
         writer.write(b"rest")
         writer.close()
-        await until(lambda: heard)
-        assert heard == [b"rest"]
+        await until(lambda: received)
+        assert received == [b"rest"]
         await until(lambda: len(one.port) == 0)
 
 

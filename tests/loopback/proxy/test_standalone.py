@@ -128,7 +128,7 @@ async def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path, workers: in
             async def arrived() -> bool:
                 return upstream.running == 1
 
-            await until(arrived)  # no worker has told of it yet
+            await until(arrived)  # no worker has reported it yet
             proxy.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(1)
             assert not asked.done()

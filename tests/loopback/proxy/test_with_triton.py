@@ -217,8 +217,8 @@ async def serve_by_gateway(
             agent.tell([mine, theirs])
         else:
             listen = Endpoint(f"{by_sidecar}.0.3", GATEWAY_PORT)
-            told = agent_of_replicas(listen, gateway=there, control=control, replicas=[mine, theirs])
-            await stack.enter_async_context(told)
+            fake = agent_of_replicas(listen, gateway=there, control=control, replicas=[mine, theirs])
+            await stack.enter_async_context(fake)
         stats = gateway.control_plane.stats
         await until(lambda: "mine" in stats() and stats()["mine"].figures.model_ready)
         server = gateway._workers._server  # type: ignore[attr-defined]
@@ -509,8 +509,8 @@ async def test_a_full_queue_is_said_over_both_protocols(sidecar: Sidecar) -> Non
             await asyncio.sleep(0.01)
         status, text = await ask(sidecar, "POST", "/v2/models/mine/infer", b'{"inputs":[]}')
         assert (status, json.loads(text)) == (503, {"error": "pending request queue full"})
-        told = await outcome(sidecar.grpc, "ModelInfer", pb.ModelInferRequest(model_name="mine"), ())
-        assert told == (grpc.StatusCode.UNAVAILABLE, "pending request queue full")
+        refused = await outcome(sidecar.grpc, "ModelInfer", pb.ModelInferRequest(model_name="mine"), ())
+        assert refused == (grpc.StatusCode.UNAVAILABLE, "pending request queue full")
         assert (await ask(sidecar, "GET", "/v2/models/mine/ready"))[0] == 200  # probes wait for nobody
     await asyncio.gather(*waiting)
 
@@ -600,9 +600,9 @@ async def test_large_messages_pass_over_grpc(sidecar: Sidecar, size: int) -> Non
     request = pb.ModelInferRequest(model_name="mine")
     request.inputs.add(name="INPUT0", datatype="UINT8", shape=[size])
     request.raw_input_contents.append(bytes(size))
-    told = await outcome(sidecar.grpc, "ModelInfer", request, ())
-    assert told[0] is grpc.StatusCode.INVALID_ARGUMENT
-    assert "expected 2 inputs but got 1" in told[1]
+    refused = await outcome(sidecar.grpc, "ModelInfer", request, ())
+    assert refused[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected 2 inputs but got 1" in refused[1]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
