@@ -23,13 +23,15 @@ from tests.fakes import pauses
 
 READY = pb.LoadProgress(state=pb.MODEL_STATE_READY)
 LOADING = pb.LoadProgress(state=pb.MODEL_STATE_LOADING)
+UNAVAILABLE, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Agent(NodeAgentServicer):
-    """Refuses with `codes`, one a call, and then answers Load with `words`, one list a call; the last one stays."""
+    """Refuses with `codes`, one a call, with its wish `pushback` if it has one, and then answers Load with `words`, one list a call; the last one stays."""
 
     def __init__(self) -> None:
         self.codes: list[grpc.StatusCode] = []
+        self.pushback: str | None = None
         self.words: list[list[pb.LoadProgress]] = [[LOADING, READY]]
         self.staged: list[list[pb.StageRequest]] = []
         self.loaded: list[str] = []
@@ -47,7 +49,8 @@ class Agent(NodeAgentServicer):
             finally:
                 self.broken_off.set()
         if self.codes:
-            await context.abort(self.codes.pop(0), "so it is")
+            trailing = () if self.pushback is None else (("grpc-retry-pushback-ms", self.pushback),)
+            await context.abort(self.codes.pop(0), "so it is", trailing)
         return pb.StageResponse(digest="d")
 
     async def Load(self, request: pb.LoadRequest, context: Any) -> AsyncIterator[pb.LoadProgress]:  # noqa: N802
@@ -139,28 +142,99 @@ async def test_a_word_that_breaks_off_is_asked_for_again(
     assert len(waited) == 1
 
 
-async def test_an_agent_that_is_away_is_waited_for(
-    agent: Agent, options: LoaderOptions, waited: list[float]
+@pytest.mark.parametrize(
+    "code", [UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, FULL], ids=lambda code: code.name
+)
+async def test_an_agent_that_cannot_now_is_asked_again(
+    agent: Agent, options: LoaderOptions, waited: list[float], code: grpc.StatusCode
 ) -> None:
-    agent.codes = [
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.UNAVAILABLE,
-    ]
+    """The API server cannot review the token, or gRPC itself has one call too many."""
+    agent.codes = [code] * 3
     await run(options)
-    assert len(agent.staged) == 4
-    assert 0.1 < waited[0] < 1.0
+    assert (len(agent.staged), len(waited)) == (4, 3)
     assert waited == sorted(waited)
+    assert (waited[0] < 1.0) is (code is not FULL)  # one that breaks off is asked soon
 
 
-async def test_an_agent_that_stays_away_is_given_up_in_time(
-    agent: Agent, options: LoaderOptions, waited: list[float]
+@pytest.mark.parametrize(("code", "calls", "pause"), [(UNAVAILABLE, 20, 5.0), (FULL, 4, 60.0)])
+async def test_an_agent_that_stays_away_is_given_up_in_time_and_a_full_one_is_asked_less_often(
+    agent: Agent, options: LoaderOptions, waited: list[float], code: grpc.StatusCode, calls: int, pause: float
 ) -> None:
-    agent.codes = [grpc.StatusCode.UNAVAILABLE] * 1000
+    agent.codes = [code] * 1000
     with pytest.raises(CannotStart, match=rf"--agent {options.agent}: not .* for 120 s: so it is"):
         await run(options)
-    assert 100 < sum(waited) <= 120
-    assert max(waited) < 10  # once it is there, it is asked soon
+    assert len(agent.staged) == len(waited) + 1
+    assert calls <= len(waited) <= 2 * calls
+    assert sum(waited) <= 120
+    assert max(waited) < 2 * pause
+
+
+async def test_a_busy_node_is_waited_for_as_long_as_it_asks_and_told_of(
+    agent: Agent, options: LoaderOptions, waited: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.codes, agent.pushback = [UNAVAILABLE] * 40, "3000"
+    await run(options)
+    assert len(agent.staged) == 41
+    assert sum(waited) > 120  # longer than for an agent that is away
+    assert min(waited) > 3
+    assert max(waited) < 3 + 10 * 1.9 + 0.1
+    assert len({round(pause, 3) for pause in waited}) > 20  # no two loaders in step
+    told = [record for record in caplog.records if record.getMessage() == "waiting: the node is busy"]
+    assert len(told) == 40
+    assert str(told[0].__dict__["fields"]["reason"]) == "so it is"
+
+
+async def test_a_node_that_is_busy_for_ever_is_given_up(
+    agent: Agent, options: LoaderOptions, waited: list[float]
+) -> None:
+    agent.codes, agent.pushback = [UNAVAILABLE] * 10_000, "60000000"
+    with pytest.raises(CannotStart, match="not to be had for 3600 s: so it is"):
+        await run(options)
+    assert 3000 < sum(waited) <= 3600
+    assert max(waited) < 80  # whatever the agent asks for
+
+
+async def test_a_wish_that_is_no_number_is_none(
+    agent: Agent, options: LoaderOptions, waited: list[float]
+) -> None:
+    agent.codes, agent.pushback = [UNAVAILABLE], "soon"
+    await run(options)
+    assert max(waited) < 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED,
+    ],
+)
+async def test_a_refusal_is_final(
+    agent: Agent, options: LoaderOptions, waited: list[float], code: grpc.StatusCode
+) -> None:
+    agent.codes = [code]
+    with pytest.raises(Failed, match=rf"so it is \({code.name}\)"):
+        await run(options)
+    assert (len(agent.staged), waited) == (1, [])
+
+
+@pytest.mark.parametrize("word", ["x", "\u4e2d", "\U0001f600"])
+async def test_the_last_words_are_one_line_that_the_pods_status_has_room_for(
+    agent: Agent, options: LoaderOptions, waited: list[float], word: str
+) -> None:
+    """The kubelet keeps the end of the log, 2048 bytes: of a longer reason its beginning would be lost."""
+    reason = f"load failed: RuntimeError: no weights\n\nAt:\n  model.py(18): initialize\n{word * 5000}\n;\n"
+    agent.words = [[pb.LoadProgress(state=pb.MODEL_STATE_FAILED, reason=reason)]]
+    with pytest.raises(Failed) as failed:
+        await run(options)
+    said = str(failed.value)
+    assert said.startswith(
+        "Triton does not load net: load failed: RuntimeError: no weights At: model.py(18): "
+    )
+    assert "\n" not in said
+    assert len(said.encode()) < 2000
 
 
 async def test_the_pods_token_is_read_anew_for_each_call(

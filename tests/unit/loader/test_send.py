@@ -18,10 +18,7 @@ from loader.send import ModelFile, digest_of, list_files, stage_requests
 
 
 def test_both_ends_count_the_same_digest(tmp_path: Path) -> None:
-    for name, body in (("1/model.py", b"x" * 3), ("1/z", b""), ("1a", b"y"), ("config.pbtxt", b"c")):
-        (tmp_path / "m" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "m" / name).write_bytes(body)
-    files = list_files(tmp_path / "m")
+    files = written(tmp_path / "m", **{"1/model.py": b"x" * 3, "1/z": b"", "1a": b"y", "config.pbtxt": b"c"})
     assert [file.path for file in files] == ["1/model.py", "1/z", "1a", "config.pbtxt"]
     (tmp_path / "staged").mkdir()
     staged = StagedFiles(
@@ -32,13 +29,6 @@ def test_both_ends_count_the_same_digest(tmp_path: Path) -> None:
         if file.size:
             staged.write(file.location.read_bytes())
     assert staged.commit(digest_of(files)) == digest_of(files)
-
-
-def test_a_link_that_leads_out_is_not_sent(tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "passwd").symlink_to("/etc/passwd")
-    with pytest.raises(Failed, match="leads out"):
-        list_files(tmp_path / "m")
 
 
 def test_a_file_whose_name_is_not_utf_8_is_not_sent(tmp_path: Path) -> None:
@@ -60,8 +50,8 @@ def test_links_to_what_is_inside_are_followed(tmp_path: Path) -> None:
     (model / "copy.bin").symlink_to("1/w.bin")
     (tmp_path / "again").symlink_to("m")
     for directory in (model, tmp_path / "again"):
-        sent = [file.path for file in list_files(directory)]
-        assert sent == ["1/w.bin", "2/w.bin", "copy.bin", "weights/w.bin"]
+        sent = [(file.path, file.size) for file in list_files(directory)]
+        assert sent == [("1/w.bin", 1), ("2/w.bin", 1), ("copy.bin", 1), ("weights/w.bin", 1)]
 
 
 def test_a_mounted_config_map_is_sent_once(tmp_path: Path) -> None:
@@ -87,6 +77,7 @@ def test_what_cannot_be_sent_is_named_and_not_left_out(tmp_path: Path) -> None:
     assert "link to nothing" in refused("missing")
     assert "leads out" in refused("../..")
     assert "leads out" in refused("/etc")
+    assert "leads out" in refused("/etc/passwd")
     shutil.rmtree(tmp_path / "m")
     for one, other in (("a", "b"), ("b", "a")):  # each leads into the other
         (tmp_path / "m" / one).mkdir(parents=True)
@@ -144,22 +135,9 @@ def test_the_digest_is_that_of_the_api(tmp_path: Path) -> None:
     assert digest_of(files) == hashlib.sha256(b"1/a\x003\x00xyz" + b"b\x000\x00").hexdigest()
 
 
-def test_a_file_that_grows_or_moves_is_another_model(tmp_path: Path) -> None:
-    digests = [digest_of(written(tmp_path / "a", **{"1/m": b"xy"}))]
-    digests += [digest_of(written(tmp_path / "b", **{"1/m": b"xyz"}))]
-    digests += [digest_of(written(tmp_path / "c", **{"2/m": b"xy"}))]
-    assert len(set(digests)) == 3
-
-
 def test_paths_are_in_the_order_of_their_bytes(tmp_path: Path) -> None:
     files = written(tmp_path, **{"é": b"", "z": b"", "a/b": b"", "a.b": b"", "A": b""})
     assert [file.path for file in files] == ["A", "a.b", "a/b", "z", "é"]
-
-
-def test_a_link_to_a_file_of_the_model_is_sent_as_the_file(tmp_path: Path) -> None:
-    written(tmp_path, **{"1/m": b"xyz"})
-    (tmp_path / "link").symlink_to(tmp_path / "1" / "m")
-    assert [(file.path, file.size) for file in list_files(tmp_path)] == [("1/m", 3), ("link", 3)]
 
 
 def test_the_stream_says_what_comes_then_each_file_then_that_it_is_all(tmp_path: Path) -> None:
