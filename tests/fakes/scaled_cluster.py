@@ -21,7 +21,11 @@ from scaler.core.models_view import ModelView
 from scaler.core.reconcile import RouteStatus
 from scaler.core.scaler import Scaler
 from scaler.decision.defaults import BERTH, KPA, read_defaults
+from tests.fakes.values import replace
 
+GROUP = "autoscaling.knative.dev/"
+# A model of one request a replica.
+ONE = {"target": "1", "target_utilization_percentage": "100"}
 SECOND = 1_000_000_000
 BEGAN = 1_700_000_000
 LOADED = "seldon.io/trtis-model-loaded"
@@ -125,6 +129,24 @@ class FakeModel:
         }
 
 
+def report(about: FakeModel, **fields: Any) -> Report:
+    """An activator's, of its first request."""
+    usual = Report(
+        version=1,
+        model=about.key,
+        buffered=1,
+        average_buffered=0.0,
+        arrived=1.0,
+        forwarded=0.0,
+        buffered_bytes=10,
+        oldest_seconds=0.0,
+        cold_start=True,
+        rest_port=20000,
+        grpc_port=20001,
+    )
+    return replace(usual, **fields)
+
+
 class Cluster:
     """`places`: copies that fit. What a write does is seen at once; `deaf`: nothing that is written is."""
 
@@ -163,10 +185,8 @@ class Cluster:
     ) -> FakeModel:
         """`options`: fields of the model, or autoscaling's annotations."""
         fields = {key: options.pop(key) for key in [*options] if key in FakeModel.__annotations__}
-        annotations = {
-            "autoscaling.knative.dev/" + key.replace("_", "-"): text for key, text in options.items()
-        }
-        annotations["autoscaling.knative.dev/class"] = kind
+        annotations = {GROUP + key.replace("_", "-"): text for key, text in options.items()}
+        annotations[GROUP + "class"] = kind
         key = ModelKey(namespace, name)
         self._count += 1
         model = FakeModel(key, f"d{self._count}", annotations, replicas, priority=priority, **fields)
@@ -177,6 +197,15 @@ class Cluster:
 
     def change(self, model: FakeModel) -> None:
         self.cache.observe_deployment(model.json())
+
+    def annotate(self, model: FakeModel, **annotations: str) -> None:
+        """Autoscaling's."""
+        model.annotations |= {GROUP + name.replace("_", "-"): text for name, text in annotations.items()}
+        self.change(model)
+
+    def report(self, about: FakeModel, **fields: Any) -> None:
+        """The activator's, carried out."""
+        self.do(self.scaler.report("act", report(about, **fields), self.ns))
 
     def remove(self, model: FakeModel) -> None:
         del self.models[model.key]
@@ -215,6 +244,12 @@ class Cluster:
         view = self.scaler.view(model.key)
         assert view is not None
         return view
+
+    def question(self) -> SchedulableRequest:
+        """What the binder is asked now, which there is."""
+        question = self.scaler.question(self.ns)
+        assert question is not None
+        return question
 
     def told(self, reason: str) -> list[str]:
         return [event.message for event in self.events if event.reason == reason]
@@ -360,21 +395,17 @@ class Cluster:
 
     def _hold(self, model: FakeModel, wants: int, *, served: bool) -> None:
         came, went = max(wants - model.held, 0), max(model.held - wants, 0)
-        report = Report(
-            version=1,
-            model=model.key,
+        forwarded = float(went if served else 0)
+        model.held = wants
+        self.report(
+            model,
             buffered=wants,
             average_buffered=float(wants),
             arrived=float(came),
-            forwarded=float(went if served else 0),
+            forwarded=forwarded,
             buffered_bytes=0,
-            oldest_seconds=0.0,
             cold_start=wants > 0,
-            rest_port=20000,
-            grpc_port=20001,
         )
-        model.held = wants
-        self.do(self.scaler.report("act", report, self.ns))
 
     def _load(self, pod: FakePod) -> ReplicaLoad:
         pod.second += 1

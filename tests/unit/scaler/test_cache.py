@@ -19,8 +19,12 @@ OWN = "seldon.io/trtis-"
 KEY = ModelKey("a", "m")
 
 
-def cache() -> Cache:
-    return Cache(read_defaults(BERTH))
+def cache(*deployments: dict[str, Any]) -> Cache:
+    """Which has seen these."""
+    made = Cache(read_defaults(BERTH))
+    for item in deployments:
+        made.observe_deployment(item)
+    return made
 
 
 def deployment(
@@ -86,8 +90,7 @@ READY = {"Ready": ("True", "")}
 
 
 def test_only_what_asks_is_scaled() -> None:
-    told = cache()
-    told.observe_deployment(deployment(kind=None))
+    told = cache(deployment(kind=None))
     assert not told.deployments
     told.observe_deployment(deployment())
     assert set(told.deployments) == {KEY}
@@ -97,8 +100,7 @@ def test_only_what_asks_is_scaled() -> None:
 
 @pytest.mark.parametrize(("kind", "is_kind"), [(KPA, Kind.KPA), (HPA, Kind.HPA), ("external", Kind.EXTERNAL)])
 def test_classes(kind: str, is_kind: Kind) -> None:
-    told = cache()
-    told.observe_deployment(deployment(kind=kind))
+    told = cache(deployment(kind=kind))
     assert (told.deployments[KEY].kind, told.deployments[KEY].class_name) == (is_kind, kind)
 
 
@@ -173,8 +175,7 @@ def test_what_a_mirror_keeps_is_enough() -> None:
     ],
 )
 def test_what_does_not_go_is_named_once_and_the_last_good_reading_stays(name: str, text: str) -> None:
-    told = cache()
-    told.observe_deployment(deployment({GROUP + "max-scale": "3"}))
+    told = cache(deployment({GROUP + "max-scale": "3"}))
     bad = deployment(
         {GROUP + "max-scale": "4", name: text}, spec={"containers": [{"args": ["proxy", "--model=x"]}]}
     )
@@ -215,8 +216,7 @@ def test_who_writes_nonsense_again_and_again_is_told_of_the_last() -> None:
 def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them() -> None:
     good = {GROUP + "class": HPA, GROUP + "max-scale": "3", OWN + "hold-requests": "7"}
     bad = {GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()}
-    told = cache()
-    told.observe_deployment(deployment(bad))
+    told = cache(deployment(bad))
     found = told.deployments[KEY]
     assert (found.kind, found.spec.bounds.max_scale, found.options.limits.requests) == (Kind.HPA, 3, 7)
     assert (told.held_to(KEY), len(told.problems())) == (good, 1)
@@ -228,10 +228,7 @@ def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them
     "good", [{GROUP + "max-scale": "3"}, {GROUP + "class": KPA, GROUP + "target": "x"}, {}]
 )
 def test_what_anybody_may_have_written_as_good_is_read_as_any_other(good: dict[str, str]) -> None:
-    told = cache()
-    told.observe_deployment(
-        deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()})
-    )
+    told = cache(deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()}))
     assert (told.deployments, told.held_to(KEY)) == ({}, {})
 
 
@@ -244,15 +241,13 @@ def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_nam
 
 
 def test_without_a_good_reading_nothing_is_scaled() -> None:
-    told = cache()
-    told.observe_deployment(deployment({GROUP + "target": "none"}))
+    told = cache(deployment({GROUP + "target": "none"}))
     assert not told.deployments
     assert len(told.problems()) == 1
 
 
 def test_a_successor_has_no_good_reading_of_another() -> None:
-    told = cache()
-    told.observe_deployment(deployment())
+    told = cache(deployment())
     told.observe_deployment(deployment({GROUP + "target": "none"}, uid="another"))
     assert not told.deployments
     told.observe_deployment(deployment(uid="another"))
@@ -263,8 +258,7 @@ def test_a_successor_has_no_good_reading_of_another() -> None:
 
 
 def test_until_needed_is_for_ever() -> None:
-    told = cache()
-    told.observe_deployment(deployment({GROUP + "scaleToZeroPodRetentionPeriod": "until-needed"}))
+    told = cache(deployment({GROUP + "scaleToZeroPodRetentionPeriod": "until-needed"}))
     found = told.deployments[KEY]
     assert found.options.until_needed
     assert found.spec.bounds.retention_ns > 10**18
@@ -465,8 +459,7 @@ def test_endpoints_are_copies_with_an_address() -> None:
 
 def test_a_nodes_address_is_no_copys() -> None:
     """An activator would be sent to whatever listens there, at any port that the template names."""
-    told = cache()
-    told.observe_deployment(deployment())
+    told = cache(deployment())
     bare = pod(conditions=READY)
     bare["spec"]["hostNetwork"] = True
     told.observe_pod(keep_pod(bare), 0)
@@ -477,8 +470,7 @@ def test_a_nodes_address_is_no_copys() -> None:
 
 
 def test_priorities() -> None:
-    told = cache()
-    told.observe_deployment(deployment(spec={"priorityClassName": "high"}))
+    told = cache(deployment(spec={"priorityClassName": "high"}))
     told.observe_priority_class({"metadata": {"name": "nobodys"}, "value": 9})
     told.observe_priority_class({"metadata": {"name": "usual"}, "value": 1, "globalDefault": True})
     assert told.priority(KEY) == 0, "it names another, of which nothing is known"
@@ -495,8 +487,7 @@ def test_priorities() -> None:
 
 
 def test_of_pods_that_outlive_their_deployment_nothing_is_left() -> None:
-    told = cache()
-    told.observe_deployment(deployment())
+    told = cache(deployment())
     told.observe_pod(pod(priority=3), 0)
     told.deployment_gone(deployment())
     told.observe_pod(pod(priority=3, deleting=True), 0)
@@ -548,8 +539,7 @@ def test_who_says_no_replicas_has_one() -> None:
     "text", ["", "{", "[1]", '{"since": "x"}', '{"activity": 5}', '{"x":' + "[" * 100_000], ids=len
 )
 def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
-    told = cache()
-    told.observe_deployment(deployment({OWN + "scaled": text}))
+    told = cache(deployment({OWN + "scaled": text}))
     assert told.deployments[KEY].told is None
 
 
@@ -558,8 +548,7 @@ def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
 )
 def test_clients_that_are_no_namespaces_or_too_many_are_refused(clients: str) -> None:
     """What one writes is told to every activator, with what all others write."""
-    told = cache()
-    told.observe_deployment(deployment({OWN + "clients": clients}))
+    told = cache(deployment({OWN + "clients": clients}))
     assert KEY not in told.deployments
     (complaint,) = told.problems()
     assert complaint.text.startswith(OWN + "clients: ")
@@ -607,8 +596,7 @@ ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
 )  # fmt: skip
 def test_a_template_of_which_one_cannot_be_sure_is_refused(spec: dict[str, Any], said: str) -> None:
     """Of what sleeps an activator would refuse every request by a name that is not its own."""
-    told = cache()
-    told.observe_deployment(deployment(spec=spec))
+    told = cache(deployment(spec=spec))
     (complaint,) = told.problems()
     assert complaint.text == said
 
@@ -653,8 +641,7 @@ def test_a_value_may_be_as_long_as_any_that_is_read() -> None:
 )
 def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
     """Knative takes some of these; then a request at zero waits for nothing, without a word."""
-    told = cache()
-    told.observe_deployment(deployment({GROUP + name: text}))
+    told = cache(deployment({GROUP + name: text}))
     (complaint,) = told.problems()
     assert f"{GROUP}{name}" in complaint.text
     assert text in complaint.text
@@ -696,8 +683,7 @@ def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
 
 
 def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
-    told = cache()
-    told.observe_deployment(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
+    told = cache(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
     (complaint,) = told.problems()
     assert complaint.text.endswith(f"did you mean {GROUP}class?")
     assert not told.deployments

@@ -7,38 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.contract.activation import Report
 from berth.contract.scaling import Scaled
 from scaler.core.reconcile import RouteStatus
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA
-from tests.fakes.scaled_cluster import SECOND, Cluster, FakeModel, FakePod
-from tests.fakes.values import replace
+from tests.fakes.scaled_cluster import GROUP, ONE, SECOND, Cluster, FakeModel, FakePod
 
 WINDOW, GRACE = 60, 30
-ONE = {"target": "1", "target_utilization_percentage": "100"}
-GROUP = "autoscaling.knative.dev/"
 FULL = "1 GPUMemoryInsufficient"
-
-
-def report(about: FakeModel, **fields: Any) -> Report:
-    usual = Report(
-        version=1,
-        model=about.key,
-        buffered=1,
-        average_buffered=0.0,
-        arrived=1.0,
-        forwarded=0.0,
-        buffered_bytes=10,
-        oldest_seconds=0.0,
-        cold_start=True,
-        rest_port=20000,
-        grpc_port=20001,
-    )
-    return replace(usual, **fields)
-
-
-# One model from step to step.
 
 
 class Life:
@@ -197,7 +173,7 @@ def hears_again(life: Life) -> None:
 
 
 def first_request(life: Life) -> None:
-    life.cluster.do(life.cluster.scaler.report("act", report(life.model), life.cluster.ns))
+    life.cluster.report(life.model)
 
 
 def activator_gone(life: Life) -> None:
@@ -337,7 +313,7 @@ LIVES: dict[str, list[Step]] = {
         reported("ScaledFromZero", "requested 1 of 1 desired replicas", times=1)],
     "a request that an activator buffers and reports no more is waited for until its stream ends": [
         model(asleep=True, load_seconds=1000),
-        lambda life: life.cluster.do(life.cluster.scaler.report("act", report(life.model, average_buffered=1.0), life.cluster.ns)),
+        lambda life: life.cluster.report(life.model, average_buffered=1.0),
         run(4 * WINDOW), expect(replicas=1, recommended=1), activator_gone, until(0, 2 * WINDOW, recommended=0)],
     "buffered requests are among those that wait": [
         model(asleep=True, load_seconds=1000), expect(waiting=lambda waiting: waiting.stable == 0.0), load(5), run(30),

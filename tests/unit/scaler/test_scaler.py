@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.contract.activation import Report
 from berth.contract.scaling import ModelKey, Scaled, SchedulableAnswer
 from berth.contract.text import one_line
 from scaler.core import reconcile
@@ -21,11 +20,10 @@ from scaler.core.scaler import Scaler
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA, KPA
 from scaler.export.figures import figure, is_active
-from tests.fakes.scaled_cluster import BEGAN, SECOND, Cluster, FakeModel, FakePod
+from tests.fakes.scaled_cluster import BEGAN, GROUP, ONE, SECOND, Cluster, FakeModel, FakePod, report
 from tests.fakes.values import replace
 
 WINDOW, GRACE = 60, 30
-ONE = {"target": "1", "target_utilization_percentage": "100"}
 
 
 def loaded(cluster: Cluster, load: float, **options: Any) -> FakeModel:
@@ -40,23 +38,6 @@ def asleep(cluster: Cluster, name: str = "m", **options: Any) -> FakeModel:
     model = cluster.add(name, **ONE, **options)
     cluster.run(4)
     return model
-
-
-def report(about: FakeModel, **fields: Any) -> Report:
-    usual = Report(
-        version=1,
-        model=about.key,
-        buffered=1,
-        average_buffered=0.0,
-        arrived=1.0,
-        forwarded=0.0,
-        buffered_bytes=10,
-        oldest_seconds=0.0,
-        cold_start=True,
-        rest_port=20000,
-        grpc_port=20001,
-    )
-    return replace(usual, **fields)
 
 
 def scales(actions: list[Any]) -> list[int]:
@@ -77,8 +58,7 @@ def test_an_unforeseen_error_of_one_model_does_not_end_the_scaling_of_the_others
     odd, good = cluster.add("odd", load=3.0, **ONE), cluster.add("good", load=3.0, **ONE)
     monkeypatch.setattr(ModelAutoscaler, breaks, broken)
     for _ in range(40):
-        odd.annotations["autoscaling.knative.dev/max-scale"] = str(cluster.now)
-        cluster.change(odd)
+        cluster.annotate(odd, max_scale=str(cluster.now))
         cluster.second()
     assert good.replicas == 3
 
@@ -97,10 +77,8 @@ def test_no_average_is_shown_below_zero() -> None:
 def test_a_forwarded_request_that_no_replica_has_counted_yet_is_shown_as_none() -> None:
     cluster = Cluster()
     model = asleep(cluster)
-    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
-    cluster.do(
-        cluster.scaler.report("act", report(model, buffered=0, arrived=0.0, forwarded=9.0), cluster.ns)
-    )
+    cluster.report(model)
+    cluster.report(model, buffered=0, arrived=0.0, forwarded=9.0)
     cluster.second()
     _, requests = cluster.scaler._autoscalers[model.key]._decider.averages(cluster.ns)
     assert requests is not None
@@ -173,7 +151,7 @@ def test_capacity_that_is_promised_to_one_model_is_not_given_to_another() -> Non
     """A copy that was asked for has its place, though its pod is not there yet."""
     cluster = Cluster(places=1)
     first = asleep(cluster)
-    cluster.do(cluster.scaler.report("act", report(first), cluster.ns))
+    cluster.report(first)
     assert first.replicas == 1
     second = cluster.add("z", min_scale="1", priority=9)
     cluster.do(cluster.scaler.step(cluster.ns))
@@ -185,7 +163,7 @@ def test_capacity_that_is_promised_to_one_model_is_not_given_to_another() -> Non
 def test_a_pod_that_the_binder_has_rejected_is_owed_nothing() -> None:
     cluster = Cluster(places=1)
     first = asleep(cluster)
-    cluster.do(cluster.scaler.report("act", report(first), cluster.ns))
+    cluster.report(first)
     cluster._follow(first)
     cluster.taken_by_others = 1
     cluster._bind()
@@ -201,14 +179,11 @@ def test_the_binder_is_told_how_many_replicas_there_are() -> None:
     model = cluster.add("m", min_scale="3", load_seconds=5)
     cluster.run(8)
     model.load_seconds = 100
-    model.annotations["autoscaling.knative.dev/min-scale"] = "5"
-    cluster.change(model)
+    cluster.annotate(model, min_scale="5")
     cluster.run(4)
-    model.annotations["autoscaling.knative.dev/min-scale"] = "6"
-    cluster.change(model)
+    cluster.annotate(model, min_scale="6")
     cluster.scaler.step(cluster.ns)
-    question = cluster.scaler.question(cluster.ns)
-    assert question is not None
+    question = cluster.question()
     (asked,) = question.models
     assert (asked.desired, asked.running, asked.starting) == (6, 3, 2)
 
@@ -297,8 +272,8 @@ def test_once_a_pod_is_created_after_all_the_others_are_requested() -> None:
     cluster = Cluster(places=6)
     model = hindered(cluster)
     cluster.run(30)
-    model.most_pods, model.annotations["autoscaling.knative.dev/min-scale"] = 9, "8"
-    cluster.change(model)
+    model.most_pods = 9
+    cluster.annotate(model, min_scale="8")
     cluster.run(4)
     assert (model.replicas, cluster.view(model).message) == (6, "1 GPUMemoryInsufficient")
     cluster.places = 8
@@ -319,11 +294,9 @@ def test_pods_that_are_created_slowly_are_waited_for() -> None:
 def test_a_second_request_decides_nothing_before_the_next_step() -> None:
     cluster = Cluster()
     model = asleep(cluster)
-    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
+    cluster.report(model)
     before = cluster.scaler.view(model.key)
-    cluster.do(
-        cluster.scaler.report("act", report(model, buffered=9, average_buffered=9.0, arrived=8.0), cluster.ns)
-    )
+    cluster.report(model, buffered=9, average_buffered=9.0, arrived=8.0)
     after = cluster.scaler.view(model.key)
     assert before is not None
     assert after is not None
@@ -421,8 +394,7 @@ def test_only_deletion_costs_that_differ_are_written() -> None:
     first, *others = cluster.ready(model)
     first.cost = "1"
     cluster._show(first)
-    model.annotations["autoscaling.knative.dev/max-scale"] = "3"
-    cluster.change(model)
+    cluster.annotate(model, max_scale="3")
     cluster.run(2)
     (write,) = [one for one in cluster.actions if isinstance(one, WriteScale) and one.replicas == 3]
     assert write.costs == {pod.name: 1 for pod in others}
@@ -431,7 +403,7 @@ def test_only_deletion_costs_that_differ_are_written() -> None:
 def test_without_the_class_the_replicas_stay_as_they_are() -> None:
     cluster = Cluster()
     model = loaded(cluster, 3)
-    del model.annotations["autoscaling.knative.dev/class"]
+    del model.annotations[GROUP + "class"]
     cluster.change(model)
     cluster.actions.clear()
     model.load = 0
@@ -446,7 +418,7 @@ def test_a_deleted_deployment_is_forgotten_and_a_successor_is_another() -> None:
     cluster = Cluster()
     model = loaded(cluster, 3)
     cluster.remove(model)
-    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
+    cluster.report(model)
     cluster.run(2)
     assert cluster.scaler.asked(model.key, cluster.ns) is None
     successor = cluster.add("m", **ONE)
@@ -459,7 +431,7 @@ def test_a_successor_whose_predecessor_was_not_seen_to_go_is_another() -> None:
     model = loaded(cluster, 3)
     model.uid, model.scaled = "another", None
     cluster.change(model)
-    cluster.do(cluster.scaler.report("act", report(model, buffered=0), cluster.ns))
+    cluster.report(model, buffered=0)
     assert cluster.view(model).since_ns == cluster.ns
     assert cluster.view(model).decisions == ()
 
@@ -494,18 +466,22 @@ def offered(cluster: Cluster) -> tuple[str, ...]:
     """What the binder is told of idle copies, as somebody has no place."""
     needy = cluster.add("needy", min_scale="1", **ONE)
     cluster._carry_out(cluster.scaler.step(cluster.ns))
-    question = cluster.scaler.question(cluster.ns)
-    assert question is not None
+    question = cluster.question()
     assert needy.key in {one.model for one in question.models}
     return question.idle
 
 
+def all_idle_for_long(cluster: Cluster, *models: FakeModel) -> None:
+    cluster.run(10)
+    for model in models:
+        model.load = 0
+    cluster.run(5 * WINDOW)
+    assert [len(cluster.ready(model)) for model in models] == [1] * len(models)
+
+
 def idle_for_long(cluster: Cluster, **options: Any) -> FakeModel:
     model = retained(cluster, "kept", **options)
-    cluster.run(10)
-    model.load = 0
-    cluster.run(5 * WINDOW)
-    assert len(cluster.ready(model)) == 1
+    all_idle_for_long(cluster, model)
     return model
 
 
@@ -575,8 +551,7 @@ def test_two_replicas_of_one_model_go_for_two_others() -> None:
     for name in ("needy", "other"):
         cluster.add(name, min_scale="1", **ONE)
     cluster._carry_out(cluster.scaler.step(cluster.ns))
-    question = cluster.scaler.question(cluster.ns)
-    assert question is not None
+    question = cluster.question()
     answer = cluster.answer(question)
     for asked, name in zip(question.models, question.idle, strict=True):
         answer.models[asked.model] = replace(answer.models[asked.model], if_idle_go=(name,))
@@ -612,10 +587,7 @@ def test_no_replica_goes_for_a_model_whose_pods_are_not_created() -> None:
     """Else a tenant without a pod could empty all caches."""
     cluster = Cluster(places=3)
     kept = [retained(cluster, name) for name in ("a", "b")]
-    cluster.run(10)
-    for model in kept:
-        model.load = 0
-    cluster.run(5 * WINDOW)
+    all_idle_for_long(cluster, *kept)
     needy = cluster.add("needy", min_scale="9", most_pods=0)
     for cluster.taken_by_others in (0, 1):  # the place that it has not used goes to somebody else
         cluster.run(4 * WINDOW)
@@ -627,10 +599,7 @@ def test_no_replica_goes_for_a_model_whose_pods_are_not_created() -> None:
 
 def test_a_retained_replica_serves_at_once() -> None:
     cluster = Cluster(places=1)
-    model = retained(cluster, "m")
-    cluster.run(10)
-    model.load = 0
-    cluster.run(5 * WINDOW)
+    model = idle_for_long(cluster)
     assert cluster.view(model).activity is Activity.INACTIVE
     model.load = 1
     cluster.run(4)
@@ -642,10 +611,7 @@ def test_a_retained_replica_serves_at_once() -> None:
 
 def test_an_idle_replica_that_has_lost_its_node_is_not_requested_again() -> None:
     cluster = Cluster(places=1)
-    model = retained(cluster, "m")
-    cluster.run(10)
-    model.load = 0
-    cluster.run(5 * WINDOW)
+    model = idle_for_long(cluster)
     cluster._end(cluster.ready(model)[0])
     cluster.places = 0
     cluster.run(10)
@@ -654,10 +620,7 @@ def test_an_idle_replica_that_has_lost_its_node_is_not_requested_again() -> None
 
 def test_no_replica_goes_for_a_lower_priority() -> None:
     cluster = Cluster(places=1)
-    kept = retained(cluster, "kept", priority=5)
-    cluster.run(10)
-    kept.load = 0
-    cluster.run(5 * WINDOW)
+    kept = idle_for_long(cluster, priority=5)
     new = cluster.add("new", **ONE)
     new.load = 1
     cluster.run(30)
@@ -677,8 +640,7 @@ def test_an_annotation_that_a_decider_reads_at_its_beginning_makes_a_new_one(
 ) -> None:
     cluster = Cluster()
     model = loaded(cluster, 2)
-    model.annotations[f"autoscaling.knative.dev/{name}"] = value
-    cluster.change(model)
+    cluster.annotate(model, **{name: value})
     cluster.scaler.step(cluster.ns)
     assert (cluster.view(model).concurrency.stable is None) == is_new
 
@@ -716,8 +678,7 @@ def another_leads_and_hears_nothing(cluster: Cluster, model: FakeModel) -> None:
 
 
 def another_decider(cluster: Cluster, model: FakeModel) -> None:
-    model.annotations["autoscaling.knative.dev/metric-aggregation-algorithm"] = "weighted-exponential"
-    cluster.change(model)
+    cluster.annotate(model, metric_aggregation_algorithm="weighted-exponential")
 
 
 @pytest.mark.parametrize("begins", [another_leads, another_leads_and_hears_nothing, another_decider])
@@ -818,8 +779,7 @@ def test_a_number_that_is_right_again_replaces_one_that_waits_to_be_written() ->
     cluster.api_works = False
     model.load = 5
     cluster.run(10)
-    model.annotations["autoscaling.knative.dev/max-scale"] = "2"
-    cluster.change(model)
+    cluster.annotate(model, max_scale="2")
     cluster.actions.clear()
     cluster.run(4)
     assert scales(cluster.actions) == [2]
@@ -858,17 +818,6 @@ def test_the_status_is_written_no_oftener_than_a_step_is_made() -> None:
     assert min(after - before for before, after in pairwise(told)) >= 1.5 * SECOND
 
 
-def test_only_deployments_that_ask_are_scaled() -> None:
-    cluster = Cluster()
-    model = cluster.add("m", replicas=2)
-    model.annotations.clear()
-    cluster.change(model)
-    model.load = 9
-    cluster.run(20)
-    assert model.written == []
-    assert cluster.scaler.models() == []
-
-
 def test_a_scaler_without_models_has_nothing_to_ask() -> None:
     cluster = Cluster()
     scaler = Scaler(cluster.cache, BEGAN * SECOND)
@@ -893,8 +842,7 @@ def test_a_tenant_with_more_models_than_one_question_holds_leaves_room_for_other
     crowd(cluster, count, padding=padding, namespace="hostile")
     other = cluster.add("m", namespace="z", min_scale="1")
     cluster.scaler.step(cluster.ns)
-    question = cluster.scaler.question(cluster.ns)
-    assert question is not None
+    question = cluster.question()
     models = [asked.model for asked in question.models]
     assert other.key in models
     assert 1 < len(models) < count
@@ -920,32 +868,33 @@ def test_a_template_that_is_too_large_is_not_sent_and_its_user_is_told() -> None
     assert cluster.scaler.question(cluster.ns) is None
 
 
+def scaled_by_another(cluster: Cluster, model: FakeModel, time: str) -> None:
+    """An HPA has written its replicas then, as the scaler sees at its next step."""
+    item = model.json()
+    fields = {"f:spec": {"f:replicas": {}}}
+    item["metadata"]["managedFields"] = [
+        {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
+    ]
+    cluster.cache.observe_deployment(item)
+
+
 def test_another_autoscaler_of_the_same_deployment_is_reported() -> None:
     """Class kpa beside an HPA was neither detected nor told. What it wrote before Berth scaled is no
     conflict, nor what a class leaves to it."""
-
-    def scaled_by(model: FakeModel, time: str) -> None:
-        item = model.json()
-        fields = {"f:spec": {"f:replicas": {}}}
-        item["metadata"]["managedFields"] = [
-            {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
-        ]
-        cluster.cache.observe_deployment(item)
-
     cluster = Cluster()
     ours, theirs = cluster.add("m", **ONE, min_scale="1"), cluster.add("n", kind=HPA, min_scale="1")
     for model in (ours, theirs):
-        scaled_by(model, "1")
+        scaled_by_another(cluster, model, "1")
     cluster.do(cluster.scaler.step(cluster.ns))
     assert not cluster.told("ReplicasConflict")
     for model in (ours, theirs):
-        scaled_by(model, "2")
+        scaled_by_another(cluster, model, "2")
     cluster.do(cluster.scaler.step(cluster.ns))
     (said,) = cluster.told("ReplicasConflict")
     assert "kube-controller-manager writes replicas as well" in said
     assert [event.model for event in cluster.events if event.reason == "ReplicasConflict"] == [ours.key]
     cluster.now += 100
-    scaled_by(ours, "3")
+    scaled_by_another(cluster, ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
     assert len(cluster.told("ReplicasConflict")) == 1
     cluster.now += 300
@@ -953,13 +902,13 @@ def test_another_autoscaler_of_the_same_deployment_is_reported() -> None:
     assert len(cluster.told("ReplicasConflict")) == 2
     cluster.now += 1000
     cluster.api_works = False
-    ours.annotations["autoscaling.knative.dev/max-scale"] = "7"  # anything else of it changes
-    scaled_by(ours, "3")
+    ours.annotations[GROUP + "max-scale"] = "7"  # anything else of it changes
+    scaled_by_another(cluster, ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
     assert len(cluster.told("ReplicasConflict")) == 3  # since it was last seen, our own write lay between
     cluster.now += 1000
-    ours.annotations["autoscaling.knative.dev/max-scale"] = "8"
-    scaled_by(ours, "3")
+    ours.annotations[GROUP + "max-scale"] = "8"
+    scaled_by_another(cluster, ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
     assert len(cluster.told("ReplicasConflict")) == 3
 
@@ -969,21 +918,13 @@ def test_an_autoscaler_that_wrote_before_the_class_changed_is_no_conflict() -> N
     cluster = Cluster()
     model = cluster.add("n", kind=HPA, min_scale="1", **ONE)
     for time in ("1", "2"):
-        item = model.json()
-        fields = {"f:spec": {"f:replicas": {}}}
-        one = {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
-        item["metadata"]["managedFields"] = [one]
-        cluster.cache.observe_deployment(item)
+        scaled_by_another(cluster, model, time)
         cluster.do(cluster.scaler.step(cluster.ns))
-    item["metadata"]["annotations"] = {**item["metadata"]["annotations"], CLASS: KPA}
-    item["metadata"]["managedFields"] = [{**one, "time": "3"}]  # its last word, seen with the change
-    cluster.cache.observe_deployment(item)
-    cluster.do(cluster.scaler.step(cluster.ns))
-    assert not cluster.told("ReplicasConflict")
-    item["metadata"]["managedFields"] = [{**one, "time": "4"}]
-    cluster.cache.observe_deployment({**item})
-    cluster.do(cluster.scaler.step(cluster.ns))
-    assert len(cluster.told("ReplicasConflict")) == 1
+    model.annotations[CLASS] = KPA
+    for time, conflicts in (("3", 0), ("4", 1)):  # its last word is seen with the change
+        scaled_by_another(cluster, model, time)
+        cluster.do(cluster.scaler.step(cluster.ns))
+        assert len(cluster.told("ReplicasConflict")) == conflicts
 
 
 @pytest.mark.parametrize("seconds", [60, 600])

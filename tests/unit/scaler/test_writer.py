@@ -59,6 +59,22 @@ class Api:
         return [body["spec"]["replicas"] for _, _, body in self.begun if body and "spec" in body]
 
 
+def after(seconds: float) -> Callable[[str], Coroutine[Any, Any, None]]:
+    """Writes that take so long."""
+    return lambda _: asyncio.sleep(seconds)
+
+
+def failing(error: KubeError) -> Callable[[str], Coroutine[Any, Any, None]]:
+    async def fail(_: str) -> None:
+        raise error
+
+    return fail
+
+
+async def opened(gate: asyncio.Event) -> None:
+    await gate.wait()
+
+
 class Metrics:
     def __init__(self) -> None:
         self.results: list[tuple[str, str]] = []
@@ -126,11 +142,7 @@ async def test_replicas_and_annotation_are_one_write_with_the_uid_as_its_conditi
 @on_a_loop_that_leaps
 async def test_one_write_of_a_model_is_under_way_and_the_newest_follows(here: Here) -> None:
     gate = asyncio.Event()
-
-    async def slow(_: str) -> None:
-        await gate.wait()
-
-    here.api.take = slow
+    here.api.take = lambda _: opened(gate)
     here.writer.put(scale(1))
     await asyncio.sleep(0.1)
     for copies in range(2, 50):
@@ -199,11 +211,7 @@ def test_what_is_of_no_use_is_not_tried_again_and_nothing_is_tried_for_ever(
 ) -> None:
     async def work() -> None:
         here = Here()
-
-        async def refused(_: str) -> None:
-            raise error
-
-        here.api.take = refused
+        here.api.take = failing(error)
         here.writer.put(scale(2))
         await here.settled()
         assert tries <= len(here.api.begun) <= tries + 4 * (tries > 1)
@@ -246,10 +254,7 @@ async def test_costs_come_before_the_replicas_and_hold_nothing_up(here: Here) ->
 
 @on_a_loop_that_leaps
 async def test_costs_are_those_of_the_newest_number(here: Here) -> None:
-    async def slow(_: str) -> None:
-        await asyncio.sleep(1)
-
-    here.api.take = slow
+    here.api.take = after(1)
     here.writer.put(scale(3))
     await asyncio.sleep(0.1)
     here.writer.put(scale(2, costs={"one": 1}))
@@ -267,11 +272,7 @@ def a_slice(address: str = "10.0.0.1") -> BerthSlice:
 @on_a_loop_that_leaps
 async def test_of_a_slice_the_newest_word_counts_be_it_that_it_goes(here: Here) -> None:
     gate = asyncio.Event()
-
-    async def slow(_: str) -> None:
-        await gate.wait()
-
-    here.api.take = slow
+    here.api.take = lambda _: opened(gate)
     here.writer.put(Apply(a_slice()))
     await asyncio.sleep(0.01)
     here.writer.put(Apply(a_slice("10.0.0.2")))
@@ -301,10 +302,7 @@ async def test_of_a_slice_that_could_not_be_written_the_newest_word_counts_as_we
 
 @on_a_loop_that_leaps
 async def test_a_crowd_of_writes_leaves_connections_for_the_lease(here: Here) -> None:
-    async def slow(_: str) -> None:
-        await asyncio.sleep(1)
-
-    here.api.take = slow
+    here.api.take = after(1)
     for number in range(500):
         here.writer.put(status(1, ModelKey("team", f"m{number}")))
     here.writer.put(scale(1))
@@ -318,10 +316,7 @@ async def test_a_crowd_of_writes_leaves_connections_for_the_lease(here: Here) ->
 
 @on_a_loop_that_leaps
 async def test_the_end_waits_for_what_is_under_way_and_begins_nothing_more(here: Here) -> None:
-    async def slow(_: str) -> None:
-        await asyncio.sleep(3)
-
-    here.api.take = slow
+    here.api.take = after(3)
     here.writer.put(scale(1))
     await asyncio.sleep(0.1)
     here.writer.put(scale(2))
@@ -337,10 +332,7 @@ async def test_the_end_waits_for_what_is_under_way_and_begins_nothing_more(here:
 
 @on_a_loop_that_leaps
 async def test_what_waits_for_its_turn_is_not_begun_after_the_end(here: Here) -> None:
-    async def slow(_: str) -> None:
-        await asyncio.sleep(3)
-
-    here.api.take = slow
+    here.api.take = after(3)
     for number in range(WRITES_AT_ONCE + 5):
         here.writer.put(scale(1, ModelKey("team", f"m{number}")))
     await asyncio.sleep(0.1)
@@ -352,10 +344,7 @@ async def test_what_waits_for_its_turn_is_not_begun_after_the_end(here: Here) ->
 async def test_a_write_without_an_answer_is_in_doubt_until_it_cannot_be_carried_out_any_more(
     here: Here,
 ) -> None:
-    async def lost(_: str) -> None:
-        raise KubeUnreachable("no answer")
-
-    here.api.take = lost
+    here.api.take = failing(KubeUnreachable("no answer"))
     here.writer.put(scale(1))
     await asyncio.sleep(0.01)
     await here.writer.drain()
@@ -366,10 +355,7 @@ async def test_a_write_without_an_answer_is_in_doubt_until_it_cannot_be_carried_
 
 @on_a_loop_that_leaps
 async def test_a_write_that_was_refused_is_not_in_doubt(here: Here) -> None:
-    async def refused(path: str) -> None:
-        raise response_error(500, "InternalError", path)
-
-    here.api.take = refused
+    here.api.take = failing(response_error(500, "InternalError", "no"))
     here.writer.put(scale(1))
     await asyncio.sleep(0.01)
     await here.writer.drain()
@@ -396,11 +382,7 @@ async def test_a_defect_in_one_write_is_no_others_end(here: Here) -> None:
 @on_a_loop_that_leaps
 async def test_a_successor_of_a_deployment_gets_nothing_of_its_predecessors(here: Here) -> None:
     gate = asyncio.Event()
-
-    async def slow(_: str) -> None:
-        await gate.wait()
-
-    here.api.take = slow
+    here.api.take = lambda _: opened(gate)
     here.writer.put(status(0, B))
     here.writer.put(status(1))
     await asyncio.sleep(0.01)
