@@ -89,13 +89,23 @@ class World:
     def serve(self, ready: int) -> None:
         self.services = [replace(seen, ready=ready) for seen in self.services]
 
-    def at_zero(self) -> RouteDecision:
-        """All the way, and the last copy is gone."""
+    def proxied(self) -> None:
+        """The activators listen, and nothing is written yet."""
         self.reconcile(needs_proxy=True)
         self.listen()
+
+    def at_zero(self) -> RouteDecision:
+        """All the way, and the last copy is gone."""
+        self.proxied()
         self.write(self.reconcile())
         self.serve(0)
         return self.reconcile(after=SECOND_NS, endpoints=())
+
+
+def asleep() -> World:
+    world = World()
+    world.at_zero()
+    return world
 
 
 def applied(decision: RouteDecision) -> list[tuple[str, ...]]:
@@ -140,8 +150,7 @@ def test_the_slice_names_the_services_ports_with_the_models_numbers() -> None:
     world.services = [
         ObservedService(replace(SERVICE, ports=(replace(REST, app_protocol="http"), GRPC)), ready=1)
     ]
-    world.reconcile(needs_proxy=True)
-    world.listen()
+    world.proxied()
     (action,) = world.reconcile().slices
     assert isinstance(action, Apply)
     assert action.slice.to_json() == {
@@ -185,8 +194,7 @@ def test_a_model_is_quiet_when_no_copy_has_had_a_request_since_the_switch(
     arrival: int | None, at: int, quiet: bool
 ) -> None:
     world = World()
-    world.reconcile(needs_proxy=True)
-    world.listen()
+    world.proxied()
     world.write(world.reconcile())
     assert world.reconcile().proxied_since_ns == T0
     assert world.reconcile(after=at, last_arrival_ns=arrival).quiet is quiet
@@ -199,8 +207,7 @@ def test_how_long_clients_are_waited_for() -> None:
 def test_a_slice_that_leads_nowhere_proves_nothing() -> None:
     """What is left of one when the last activator has died."""
     world = World(activators=1)
-    world.reconcile(needs_proxy=True)
-    world.listen()
+    world.proxied()
     world.write(world.reconcile())
     assert world.reconcile().proven
     world.activators.disconnect(world.connected[0], world.now, gone=True)
@@ -212,9 +219,8 @@ def test_a_slice_that_leads_nowhere_proves_nothing() -> None:
 
 def test_up_in_this_order() -> None:
     world = World()
-    asleep = world.at_zero()
-    assert asleep.proven
-    assert asleep.mode is RouteMode.PROXY
+    down = world.at_zero()
+    assert (down.proven, down.mode) == (True, RouteMode.PROXY)
     # A copy is wanted and loads: requests are buffered, the slice stands, and copies are told of as they come.
     waking = world.reconcile(after=SECOND_NS, needs_proxy=False, endpoints=(replace(POD, ready=False),))
     assert waking.mode is RouteMode.PROXY
@@ -237,8 +243,7 @@ def test_up_in_this_order() -> None:
 
 
 def test_while_a_model_wakes_its_slice_follows_the_activators() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.activators.disconnect(world.connected[0], world.now, gone=True)
     waking = world.reconcile(after=SECOND_NS, needs_proxy=False)
     assert applied(waking) == [("10.0.1.1",)]
@@ -249,8 +254,7 @@ def test_while_a_model_wakes_its_slice_follows_the_activators() -> None:
 
 
 def test_who_held_for_it_the_last_time_has_nothing_to_do_with_it_the_next() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.serve(1)
     world.write(world.reconcile(needs_proxy=False))
     world.reconcile()
@@ -280,14 +284,12 @@ def test_copies_that_are_away_for_a_moment_are_waited_for() -> None:
     """Nobody wanted it to sleep: its copies have failed."""
     world = World()
     world.serve(0)
-    world.reconcile(needs_proxy=True)
-    world.listen()
+    world.proxied()
     assert applied(world.reconcile()) == [("10.0.1.0", "10.0.1.1")]
 
 
 def test_a_slice_that_somebody_else_has_changed_is_mended_and_proves_nothing() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     (seen,) = world.services
     assert seen.ours is not None
     for harm in (
@@ -303,8 +305,7 @@ def test_a_slice_that_somebody_else_has_changed_is_mended_and_proves_nothing() -
 
 
 def test_a_slice_that_is_deleted_comes_back() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.services = [replace(world.services[0], ours=None)]
     decision = world.reconcile()
     assert applied(decision) == [("10.0.1.0", "10.0.1.1")]
@@ -327,8 +328,7 @@ def test_without_a_service_or_with_one_that_is_two_models_it_does_not_go_to_zero
 
 
 def test_a_model_asleep_whose_service_gets_a_second_model_can_still_be_woken() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.services = [replace(world.services[0], shared_with=OTHER)]
     decision = world.reconcile()
     assert decision.mode is RouteMode.PROXY
@@ -362,8 +362,7 @@ def test_two_services_are_led_each_by_its_own_slice() -> None:
     world = World(1)
     second = Service(ServiceRef("a", "m-2"), "uid-2", (REST,))
     world.services = [ObservedService(SERVICE, ready=1), ObservedService(second, ready=1)]
-    world.reconcile(needs_proxy=True)
-    world.listen()
+    world.proxied()
     both = world.reconcile()
     assert [one.slice.name for one in both.slices] == ["m-berth", "m-2-berth"]
     world.write(replace(both, slices=both.slices[:1]))
@@ -387,8 +386,7 @@ def test_without_activators_nothing_is_written_and_nobody_sleeps() -> None:
 
 
 def test_one_that_dies_leaves_the_slice_and_one_whose_stream_breaks_stays_for_a_while() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.activators.disconnect(world.connected[0], world.now)
     still = world.reconcile(after=LINGER_NS - 1)
     assert still.proven
@@ -404,8 +402,7 @@ def test_one_that_dies_leaves_the_slice_and_one_whose_stream_breaks_stays_for_a_
 
 
 def test_one_that_leaves_is_taken_out_first_and_passes_on_what_still_comes() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.connected[0].draining = True
     decision = world.reconcile()
     assert applied(decision) == [("10.0.1.1",)]
@@ -416,8 +413,7 @@ def test_one_that_leaves_is_taken_out_first_and_passes_on_what_still_comes() -> 
 
 
 def test_the_last_ones_that_leave_pass_on_with_all_slots() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     for one in world.connected:
         one.draining = True
     told = world.reconcile().assignments.values()
@@ -425,8 +421,7 @@ def test_the_last_ones_that_leave_pass_on_with_all_slots() -> None:
 
 
 def test_one_that_closes_its_ports_proves_nothing_any_more() -> None:
-    world = World()
-    world.at_zero()
+    world = asleep()
     world.activators.set_open(world.connected[0], MODEL, PortPair(0, 0))
     decision = world.reconcile()
     assert applied(decision) == [("10.0.1.1",)]
@@ -441,8 +436,7 @@ def test_half_a_pair_of_ports_is_none() -> None:
 
 
 def test_a_scaler_that_starts_leaves_standing_what_it_finds_until_it_knows() -> None:
-    before = World()
-    before.at_zero()
+    before = asleep()
     world = World(0)
     world.activators = Activators(began_ns=T0)
     world.services = before.services
@@ -471,14 +465,12 @@ def test_a_scaler_that_starts_leaves_standing_what_it_finds_until_it_knows() -> 
 
 def test_a_slice_that_was_written_in_the_future_is_of_now() -> None:
     """By an API server whose clock is ahead."""
-    before = World()
-    before.at_zero()
+    before = asleep()
     world = World()
     (seen,) = before.services
     world.services = [replace(seen, since_ns=T0 + 3600 * SECOND_NS)]
     world.adopt()
-    world.reconcile(needs_proxy=True)
-    world.listen()
+    world.proxied()
     assert world.reconcile(after=SECOND_NS).proxied_since_ns == world.now
 
 
@@ -537,17 +529,21 @@ def test_a_namespace_with_its_own_activators_is_held_for_by_these_alone() -> Non
     assert [one.uid for one in activators.chosen(MODEL)] == ["shared"]
 
 
+def connect(activators: Activators, address: str = "10.0.1.1", uid: str = "u") -> Activator:
+    return activators.connect(PodUid(uid), "n", address, None)
+
+
 def test_a_stream_that_comes_back_before_the_old_one_has_ended_stays() -> None:
     activators = Activators(began_ns=T0)
-    old = activators.connect(PodUid("u"), "n", "10.0.1.1", None)
+    old = connect(activators)
     activators.set_open(old, MODEL, PortPair(20000, 20001))
-    new = activators.connect(PodUid("u"), "n", "10.0.1.1", None)
+    new = connect(activators)
     activators.disconnect(old, T0, gone=True)
     assert len(activators) == 1
     assert list(activators) == [new]
     assert activators.listening([new], MODEL, PortPair(20000, 20001)) == {"10.0.1.1"}
     # At another address nothing of it is open.
-    moved = activators.connect(PodUid("u"), "n", "10.0.1.2", None)
+    moved = connect(activators, "10.0.1.2")
     assert not moved.open
 
 
@@ -570,19 +566,19 @@ def test_which_addresses_of_a_slice_may_still_come_back() -> None:
     address = "10.0.1.1"
     assert activators.may_reconnect(address, T0 + RETURN_NS - 1)
     assert not activators.may_reconnect(address, T0 + RETURN_NS)
-    one = activators.connect(PodUid("u"), "n", address, None)
+    one = connect(activators, address)
     assert activators.may_reconnect(address, T0)  # it has not told yet what it has open
     one.has_reported = True
     assert not activators.may_reconnect(address, T0)
     activators.disconnect(one, T0, gone=True)
     assert not activators.may_reconnect(address, T0)
-    activators.connect(PodUid("v"), "n", address, None)  # another pod at its address
+    connect(activators, address, "v")  # another pod at its address
     assert activators.may_reconnect(address, T0)
 
 
 def test_one_that_this_scaler_has_known_and_lost_is_not_waited_for_again() -> None:
     activators = Activators(began_ns=T0)
-    one = activators.connect(PodUid("u"), "n", "10.0.1.1", None)
+    one = connect(activators)
     one.has_reported = True
     activators.disconnect(one, T0)
     activators.expire(T0 + LINGER_NS)
@@ -592,7 +588,7 @@ def test_one_that_this_scaler_has_known_and_lost_is_not_waited_for_again() -> No
 def test_who_died_is_not_remembered_for_ever() -> None:
     activators = Activators(began_ns=T0)
     for n in range(9):
-        activators.disconnect(activators.connect(PodUid(f"u{n}"), "n", f"10.0.1.{n}", None), T0, gone=True)
+        activators.disconnect(connect(activators, f"10.0.1.{n}", f"u{n}"), T0, gone=True)
     activators.lead(T0 + SECOND_NS)
     activators.expire(T0 + RETURN_NS - 1)
     assert not activators.may_reconnect("10.0.1.1", T0 + RETURN_NS - 1)

@@ -258,6 +258,10 @@ class World:
             await self.route.turn()
             self.stream.report()
 
+    async def seconds(self, number: int) -> None:
+        for _ in range(number):
+            await self.second()
+
     async def until(self, done: Any, *, most: int = 120, **report: Any) -> int:
         for n in range(most):
             if done():
@@ -276,13 +280,18 @@ class World:
         return "" if told is None else told.mode.value
 
 
+async def asleep() -> World:
+    world = World()
+    await world.at_zero()
+    return world
+
+
 async def test_a_model_that_nobody_asks_goes_to_zero_behind_an_activator() -> None:
     world = World()
     await world.second()
     assert not world.state()
     world.requests = 1.0
-    for _ in range(10):
-        await world.second()
+    await world.seconds(10)
     assert (world.replicas, world.written) == (1, [])
     world.requests = 0.0
     await world.until(lambda: world.replicas == 0)
@@ -297,8 +306,7 @@ async def test_whoever_still_sends_a_copy_requests_is_seen_by_a_clock_that_is_of
     """The slice stands, and a kube-proxy has not heard of it: its requests are short, and come now and then."""
     world = World()
     world.off_seconds, world.requests = off_seconds, 1.0
-    for _ in range(10):
-        await world.second()
+    await world.seconds(10)
     world.requests = 0.0
     await world.until(lambda: "Apply" in world.written)
     for _ in range(12):
@@ -311,8 +319,7 @@ async def test_whoever_still_sends_a_copy_requests_is_seen_by_a_clock_that_is_of
 async def test_without_an_activator_that_listens_the_last_copy_stays() -> None:
     world = World()
     world.stream.opens = False
-    for _ in range(100):
-        await world.second()
+    await world.seconds(100)
     assert (world.replicas, world.written) == (1, [])
     assert world.state() == "proxy"
     world.stream.opens = True
@@ -320,8 +327,7 @@ async def test_without_an_activator_that_listens_the_last_copy_stays() -> None:
 
 
 async def test_the_first_request_wakes_it_and_clients_are_led_back_to_the_copy() -> None:
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     world.written.clear()
     # Within the step in which it is told: nobody waits for a tick.
     world.stream.report(buffered=1, arrived=1, cold_start=True)
@@ -345,8 +351,7 @@ async def test_whoever_asks_between_the_switch_and_the_end_keeps_the_copy() -> N
     world = World()
     await world.until(lambda: world.slice is not None)
     world.requests = 1.0
-    for _ in range(6):
-        await world.second()
+    await world.seconds(6)
     assert (world.replicas, world.slice) == (1, None)
     assert world.state() == "serve"
 
@@ -382,15 +387,13 @@ async def test_a_scaler_that_is_killed_at_any_step_is_followed_by_one_that_goes_
     if at == "serve":
         await world.until(lambda: world.state() == "serve")
         world.anew()
-    for _ in range(20):
-        await world.second()
+    await world.seconds(20)
     assert (world.replicas, world.slice) == (1, None)
 
 
 async def test_the_next_scaler_keeps_the_ports_of_the_slices_that_stand() -> None:
     """They need not be those that it would choose."""
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     assert world.slice is not None
     world.slice["ports"] = [{"name": "http", "port": 20042, "protocol": "TCP"}]
     world.anew()
@@ -400,8 +403,7 @@ async def test_the_next_scaler_keeps_the_ports_of_the_slices_that_stand() -> Non
 async def test_an_api_server_that_is_away_costs_time_alone() -> None:
     world = World()
     world.api_answers = False
-    for _ in range(60):
-        await world.second()
+    await world.seconds(60)
     assert (world.replicas, world.slice) == (1, None)
     world.api_answers = True
     await world.until(lambda: world.replicas == 0)
@@ -410,8 +412,7 @@ async def test_an_api_server_that_is_away_costs_time_alone() -> None:
 
 async def test_an_activator_that_dies_takes_nobody_along() -> None:
     """At zero, and it was the only one: its address leaves the slice; another one's takes its place."""
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     world.reconciler.activators.disconnect(world.activator, world.now, gone=True)
     world.route.disconnected(world.activator)
     await world.second()
@@ -424,13 +425,11 @@ async def test_an_activator_that_dies_takes_nobody_along() -> None:
 
 
 async def test_a_model_that_is_not_scaled_any_more_leaves_nothing_behind() -> None:
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     plain = deployment(0, None)
     plain["spec"]["template"]["metadata"]["annotations"] = {}
     world.cache.observe_deployment(plain)
-    for _ in range(7):
-        await world.second()
+    await world.seconds(7)
     assert (world.slice, world.state()) == (None, "")
 
 
@@ -483,11 +482,9 @@ def looks_of(world: World) -> list[tuple[Any, ...]]:
 
 async def test_a_thousand_that_sleep_cost_little() -> None:
     """One that is left in peace is looked at every ten seconds."""
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     looks = looks_of(world)
-    for _ in range(40):
-        await world.second()
+    await world.seconds(40)
     assert len(looks) <= 12
     assert replace(world.stream.assigned[MODEL], version=0).mode is RouteMode.PROXY
 
@@ -497,27 +494,22 @@ async def test_a_model_with_copies_is_not_looked_at_again_and_again() -> None:
     world.requests = 1.0
     await world.second()
     looks = looks_of(world)
-    for _ in range(20):
-        await world.second()
+    await world.seconds(20)
     assert len(looks) <= 1
 
 
 async def test_a_deputy_that_takes_over_waits_for_those_that_another_had_attached() -> None:
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     world.anew(deputy_seconds=60, attaches=False)
-    for _ in range(28):
-        await world.second()
+    await world.seconds(28)
     assert world.slice is not None
     assert len(world.slice["endpoints"]) == 1
-    for _ in range(6):
-        await world.second()
+    await world.seconds(6)
     assert world.slice["endpoints"] == []
 
 
 async def test_an_activator_that_does_not_come_back_is_out_of_the_slices_soon() -> None:
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     world.reconciler.activators.disconnect(world.activator, world.now)
     gone: list[str] = []
 
@@ -527,8 +519,7 @@ async def test_an_activator_that_does_not_come_back_is_out_of_the_slices_soon() 
     world.core.activator_gone = activator_gone  # type: ignore[method-assign]
     world.route.disconnected(world.activator)
     assert gone == ["act"]
-    for _ in range(9):
-        await world.second()
+    await world.seconds(9)
     assert world.slice is not None
     assert len(world.slice["endpoints"]) == 1
     seconds = await world.until(lambda: world.slice is None or not world.slice["endpoints"], most=10)
@@ -575,8 +566,7 @@ async def test_whom_no_port_was_left_for_sleeps_once_one_is_free() -> None:
 
 
 async def test_each_report_is_passed_to_the_exporters() -> None:
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     world.reported.clear()
     world.stream.report(buffered=1, arrived=1, cold_start=True)
     assert world.reported == [MODEL]
@@ -584,8 +574,7 @@ async def test_each_report_is_passed_to_the_exporters() -> None:
 
 async def test_a_leader_that_leads_again_waits_for_its_activators_and_writes_nothing_meanwhile() -> None:
     """Without its Lease it sends them away; for however long, the way of what sleeps stands."""
-    world = World()
-    await world.at_zero()
+    world = await asleep()
     before = world.slice
     assert before is not None
     world.written.clear()
