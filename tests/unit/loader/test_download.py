@@ -4,7 +4,8 @@ import asyncio
 import gzip
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,7 @@ from aiohttp import web
 
 import loader.download
 from berth.runtime.errors import Failed
-from loader.download import Bounds, Download, check_digest
-from loader.sources import Request, fetched
+from loader.download import Bounds, Download
 from tests.fakes import leaping, pauses
 from tests.fakes.web import serving
 
@@ -79,9 +79,43 @@ async def server(waited: list[float]) -> AsyncIterator[Server]:
         yield server
 
 
-async def download(server: Server, path: Path) -> bytes:
-    await Download(server.url, path, bounds=BOUNDS).run()
+async def download(server: Server, path: Path, bounds: Bounds = BOUNDS) -> bytes:
+    await Download(server.url, path, bounds=bounds).run()
     return path.read_bytes()
+
+
+def pieces(
+    number: int | None, piece: bytes = b"x", *, each_seconds: float = 0
+) -> Callable[[web.Request], Any]:
+    """A file that comes in so many, None: without end, with a pause after each."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in itertools.count() if number is None else range(number):
+            await response.write(piece)
+            await asyncio.sleep(each_seconds)
+        return response
+
+    return answer
+
+
+def to(target: str) -> Callable[[web.Request], Any]:
+    """A redirect."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": target})
+
+    return answer
+
+
+def on_a_loop_that_leaps(server: Server, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def work() -> None:
+        async with serving(server.answer) as url:
+            server.url = f"{url}/model.onnx"
+            await story()
+
+    leaping.run(work(), grace_seconds=0.05)
 
 
 async def test_the_whole_file(server: Server, tmp_path: Path) -> None:
@@ -152,34 +186,23 @@ def test_a_download_that_stands_still_is_resumed(tmp_path: Path) -> None:
     server.script = ["stall", "whole"]
 
     async def story() -> None:
-        async with serving(server.answer) as url:
-            server.url = f"{url}/model.onnx"
-            begun = leaping.now()
-            assert await download(server, tmp_path / "f") == BODY
-            assert 29 < leaping.now() - begun < 40
+        begun = leaping.now()
+        assert await download(server, tmp_path / "f") == BODY
+        assert 29 < leaping.now() - begun < 40
 
-    leaping.run(story(), grace_seconds=0.05)
+    on_a_loop_that_leaps(server, story)
     assert server.ranges == [None, "bytes=100000-"]
 
 
 def test_a_slow_download_may_take_longer_than_it_may_stand_still(tmp_path: Path) -> None:
     server = Server()
 
-    async def slow(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for _ in range(10):
-            await response.write(b"x")
-            await asyncio.sleep(20)
-        return response
+    server.script = [pieces(10, each_seconds=20)]
 
     async def story() -> None:
-        async with serving(server.answer) as url:
-            server.url = f"{url}/model.onnx"
-            assert await download(server, tmp_path / "f") == b"x" * 10
+        assert await download(server, tmp_path / "f") == b"x" * 10
 
-    server.script = [slow]
-    leaping.run(story(), grace_seconds=0.05)
+    on_a_loop_that_leaps(server, story)
     assert len(server.ranges) == 1
 
 
@@ -330,49 +353,34 @@ async def test_an_encoding_of_the_transfer_is_refused_too(server: Server, tmp_pa
 async def test_a_download_has_a_largest_size(server: Server, tmp_path: Path, announced: bool) -> None:
     """node D8: what was announced before its first byte, the rest when it comes."""
 
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while True:
-            await response.write(bytes(65536))
-
     if not announced:
-        server.script = [endless]
+        server.script = [pieces(None, bytes(65536))]
     largest = len(BODY) - 1
-    bounds = Bounds(idle_seconds=30, total_seconds=600, most_bytes=largest)
+    bounds = replace(BOUNDS, most_bytes=largest)
     with pytest.raises(Failed, match=r"more than --max-download-bytes, 250 KiB"):
-        await Download(server.url, tmp_path / "f", bounds=bounds).run()
+        await download(server, tmp_path / "f", bounds)
     assert (tmp_path / "f").exists() is not announced
     assert announced or (tmp_path / "f").stat().st_size <= largest
     server.script = ["cut", "whole"]
     with pytest.raises(Failed, match=r"more than --max-download-bytes"):
-        await Download(server.url, tmp_path / "f", bounds=bounds).run()
+        await download(server, tmp_path / "f", bounds)
     server.script = ["cut", "whole"]
-    just = Bounds(idle_seconds=30, total_seconds=600, most_bytes=len(BODY))
-    await Download(server.url, tmp_path / "f", bounds=just).run()
+    assert await download(server, tmp_path / "f", replace(BOUNDS, most_bytes=len(BODY))) == BODY
 
 
 def test_a_download_has_a_longest_time(tmp_path: Path) -> None:
     """node D8: a server that sends a byte now and then holds nobody for ever, tries and pauses counted."""
     server = Server()
 
-    async def drip(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while True:
-            await response.write(b"x")
-            await asyncio.sleep(20)
+    server.script = [pieces(None, each_seconds=20)]
 
     async def story() -> None:
-        async with serving(server.answer) as url:
-            begun = leaping.now()
-            bounds = Bounds(idle_seconds=30, total_seconds=600, most_bytes=2**40)
-            with pytest.raises(Failed, match=r"/m.onnx: not whole within --download-timeout, 600 s"):
-                await Download(f"{url}/m.onnx", tmp_path / "f", bounds=bounds).run()
-            assert 599 < leaping.now() - begun < 660
+        begun = leaping.now()
+        with pytest.raises(Failed, match=r"/model.onnx: not whole within --download-timeout, 600 s"):
+            await download(server, tmp_path / "f", replace(BOUNDS, total_seconds=600))
+        assert 599 < leaping.now() - begun < 660
 
-    server.script = [drip]
-    leaping.run(story(), grace_seconds=0.05)
+    on_a_loop_that_leaps(server, story)
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/m", "gopher://x/"])
@@ -380,11 +388,7 @@ async def test_a_redirect_to_what_is_not_http_is_final(
     server: Server, tmp_path: Path, target: str, waited: list[float]
 ) -> None:
     """node D8: it was tried six times."""
-
-    async def elsewhere(_: web.Request) -> web.Response:
-        return web.Response(status=302, headers={"Location": target})
-
-    server.script = [elsewhere]
+    server.script = [to(target)]
     with pytest.raises(Failed, match=f"{server.url}: redirects to .*{target}.*; only http and https"):
         await download(server, tmp_path / "f")
     assert (len(server.ranges), waited) == (1, [])
@@ -449,20 +453,3 @@ async def test_progress_counts_what_came_before_a_break(
     told = [record.__dict__["fields"] for record in caplog.records if record.message == "downloading"]
     assert {one["of"] for one in told} == {"250 KiB"}
     assert told[-1]["have"] == "250 KiB"
-
-
-async def test_a_digest_is_held_against_what_came(server: Server, tmp_path: Path) -> None:
-    await download(server, tmp_path / "f")
-    with pytest.raises(Failed, match="SHA-256 is"):
-        check_digest(tmp_path / "f", "0" * 64, source="it")
-
-
-async def test_nothing_stays_in_the_work_directory(server: Server, tmp_path: Path) -> None:
-    async with fetched(Request(server.url, None, BOUNDS), tmp_path) as directory:
-        assert (directory / "1" / "model.onnx").read_bytes() == BODY
-    assert list(tmp_path.iterdir()) == []
-    server.script = [404]
-    with pytest.raises(Failed):
-        async with fetched(Request(server.url, None, BOUNDS), tmp_path):
-            pass
-    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from berth.runtime.errors import Failed
-from loader.archive import is_archive
 from loader.layout import find_model, place_file
 from loader.send import list_files
 
@@ -19,14 +18,6 @@ def test_where_the_model_is(tmp_path: Path) -> None:
     (tmp_path / "b" / "two" / "1").mkdir(parents=True)
     with pytest.raises(Failed, match="it holds no Triton model"):
         find_model(tmp_path / "b", source="it")
-
-
-def test_a_lone_file_goes_where_its_backend_looks() -> None:
-    assert place_file("resnet50.onnx", source="it") == "1/model.onnx"
-    with pytest.raises(Failed, match=r"\.onnx"):
-        place_file("weights.bin", source="it")
-    assert is_archive("m.TGZ")
-    assert not is_archive("model.onnx")
 
 
 def config_map(directory: Path, *paths: str) -> None:
