@@ -48,9 +48,9 @@ class Sidecar:
         self._is_draining = False
         self.gateway = NodeGateway()
         self._report = ReportClient(self.gateway)
-        self._crowd, most = Watermark(), most_clients()
-        self.rest = Port(Kind.REST, self.gateway, self._crowd, most=most, what="--http-listen")
-        self.grpc = Port(Kind.GRPC, self.gateway, self._crowd, most=most, what="--grpc-listen")
+        self._watermark, most = Watermark(), most_clients()
+        self.rest = Port(Kind.REST, self.gateway, self._watermark, most=most, what="--http-listen")
+        self.grpc = Port(Kind.GRPC, self.gateway, self._watermark, most=most, what="--grpc-listen")
         self.admin = AdminServer(
             options.admin_listen,
             not_ready=self._not_ready,
@@ -103,7 +103,7 @@ class Sidecar:
         """Take no new client; return when the gateway has nothing of the replica left, and every client its answer."""
         self.rest.stop()
         self.grpc.stop()
-        await self._report.drain(lambda: len(self._crowd) > 0)
+        await self._report.drain(lambda: len(self._watermark) > 0)
         # Twice, for what the gateway had sent when it said so may not have been read before.
         looks = 0
         while looks < 2:
@@ -111,8 +111,8 @@ class Sidecar:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _is_settled(self) -> bool:
-        others = len(self.rest) + len(self.grpc) - len(self._crowd)
-        return others <= 0 and all(joined.is_settled for joined in self._crowd)
+        others = len(self.rest) + len(self.grpc) - len(self._watermark)
+        return others <= 0 and all(joined.is_settled for joined in self._watermark)
 
     def _not_ready(self) -> str | None:
         return "draining" if self._is_draining else self.gateway.not_ready()

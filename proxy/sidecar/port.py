@@ -46,8 +46,10 @@ def most_clients() -> int:
 class Port:
     """Accepts by itself, because a client counts from its first packet and not from its TLS handshake's end."""
 
-    def __init__(self, kind: Kind, gateway: NodeGateway, crowd: Watermark, *, most: int, what: str) -> None:
-        self.kind, self.gateway, self.crowd = kind, gateway, crowd
+    def __init__(
+        self, kind: Kind, gateway: NodeGateway, watermark: Watermark, *, most: int, what: str
+    ) -> None:
+        self.kind, self.gateway, self.watermark = kind, gateway, watermark
         # Connections are made with this from now on.
         self.tls: ssl.SSLContext | None = None
         self.piece = memoryview(bytearray(_FIRST_BYTES))
@@ -201,7 +203,7 @@ class _Client(asyncio.BufferedProtocol):
         self._first = b""
         # gRPC's server speaks first: what ends before its first word cannot be told from what is not HTTP/2.
         unanswered = self._unanswered if port.kind is Kind.REST and not early else None
-        Tunnel(transport, gateway, port.crowd, early=early, unanswered=unanswered, ended=self._leave)
+        Tunnel(transport, gateway, port.watermark, early=early, unanswered=unanswered, ended=self._leave)
 
     def _unanswered(self) -> None:
         if self._transport is not None:

@@ -29,7 +29,7 @@ class Watermark:
     def __init__(self, *, high_bytes: int = HIGH_BYTES, low_bytes: int = LOW_BYTES) -> None:
         self._high_bytes, self._low_bytes = high_bytes, low_bytes
         self.held_bytes = 0
-        self.is_crowded = False
+        self.is_high = False
         self._joined: set[Tunnel] = set()
         # One for all: what was read is copied before the next read.
         self.piece = memoryview(bytearray(_PIECE_BYTES))
@@ -43,7 +43,7 @@ class Watermark:
 
     def add(self, joined: "Tunnel") -> None:
         self._joined.add(joined)
-        if self.is_crowded:
+        if self.is_high:
             joined.read_pieces()
 
     def discard(self, joined: "Tunnel") -> None:
@@ -52,12 +52,12 @@ class Watermark:
     def holds(self, more_bytes: int) -> None:
         """So many more (or fewer) than before."""
         self.held_bytes += more_bytes
-        if not self.is_crowded and self.held_bytes > self._high_bytes:
-            self.is_crowded = True
+        if not self.is_high and self.held_bytes > self._high_bytes:
+            self.is_high = True
             for joined in self._joined:
                 joined.read_pieces()
-        elif self.is_crowded and self.held_bytes < self._low_bytes:
-            self.is_crowded = False
+        elif self.is_high and self.held_bytes < self._low_bytes:
+            self.is_high = False
             for joined in self._joined:
                 joined.read_all()
 
@@ -69,7 +69,7 @@ class Tunnel:
         self,
         client: asyncio.Transport,
         gateway: asyncio.Transport,
-        crowd: Watermark,
+        watermark: Watermark,
         *,
         early: bytes = b"",
         unanswered: Callable[[], None] | None,
@@ -78,7 +78,7 @@ class Tunnel:
         """`early`: what the gateway has said already. `unanswered`: called, once, instead of ending the
         client's connection where the gateway's ends before its first byte; the client's transport is then the
         caller's again. `ended`: called once when the client's connection is gone, unless that happened."""
-        self._crowd, self._unanswered, self._ended = crowd, unanswered, ended
+        self._watermark, self._unanswered, self._ended = watermark, unanswered, ended
         self._client = _Side(self, client, gateway)
         self._gateway = _Side(self, gateway, client)
         self._linger: asyncio.TimerHandle | None = None
@@ -88,7 +88,7 @@ class Tunnel:
         self._client.other_side, self._gateway.other_side = self._gateway, self._client
         for side in (self._client, self._gateway):
             side.transport.set_protocol(side)
-        crowd.add(self)
+        watermark.add(self)
         if early:
             self._gateway.data_received(early)
         for side in (self._client, self._gateway):
@@ -97,12 +97,12 @@ class Tunnel:
                 side.resume_reading()
 
     def holds(self, more_bytes: int) -> None:
-        self._crowd.holds(more_bytes)
+        self._watermark.holds(more_bytes)
 
     def read_pieces(self) -> None:
         for side in (self._client, self._gateway):
             if not side.transport.is_closing():
-                side.transport.set_protocol(_InPieces(side, self._crowd.piece))
+                side.transport.set_protocol(_InPieces(side, self._watermark.piece))
 
     def read_all(self) -> None:
         for side in (self._client, self._gateway):
@@ -114,7 +114,7 @@ class Tunnel:
         self._unanswered = None
         side = self._gateway
         side.data_received = self._client.transport.write
-        if not self._crowd.is_crowded:
+        if not self._watermark.is_high:
             side.transport.set_protocol(side)
         side.data_received(data)
 
@@ -185,7 +185,7 @@ class Tunnel:
                 timer.cancel()
         self._client.forget()
         self._gateway.forget()
-        self._crowd.discard(self)
+        self._watermark.discard(self)
 
 
 class _Side(asyncio.Protocol):

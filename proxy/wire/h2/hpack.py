@@ -299,7 +299,7 @@ _states: Final[dict[tuple[int, bool], _State]] = {(0, True): _BEGIN[0]}
 
 
 def _huffman_step(state: int, byte: int) -> _Step:
-    # Imported with the first: its table is larger than all of a door, whose agent packs nothing.
+    # Imported with the first: its table is larger than the rest of a sidecar, whose agent packs nothing.
     from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 
     symbols = b""

@@ -86,7 +86,7 @@ async def test_a_sidecar_that_ends_breaks_off_what_waits_at_the_gateway() -> Non
         _, writer = await one.client()
         writer.write(b"x")
         await asyncio.wait_for(ends.reached.wait(), 30)
-        await until(lambda: len(one.crowd) == 1)
+        await until(lambda: len(one.watermark) == 1)
         one.port.close()
         await until(lambda: ends.seen)
         assert ends.seen == ["reset"]
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_take_what_was_broken_off_is_ended(
         await one.slow_client()
         await until(lambda: len(one.port) == 1)
         await until(lambda: len(one.port) == 0)
-        assert len(one.crowd) == 0
+        assert len(one.watermark) == 0
 
 
 async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:

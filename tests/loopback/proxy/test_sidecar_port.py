@@ -28,8 +28,8 @@ ANYWHERE = Endpoint("127.0.0.1", 0)
 class Sidecar:
     """One port of a sidecar, and where it leads."""
 
-    def __init__(self, way: NodeGateway, port: Port, crowd: Watermark) -> None:
-        self.way, self.port, self.crowd = way, port, crowd
+    def __init__(self, way: NodeGateway, port: Port, watermark: Watermark) -> None:
+        self.way, self.port, self.watermark = way, port, watermark
         self.writers: list[asyncio.StreamWriter] = []
 
     async def slow_client(self) -> asyncio.StreamWriter:
@@ -50,14 +50,14 @@ class Sidecar:
 
 @asynccontextmanager
 async def sidecar(
-    target: FakeGateway | None, kind: Kind = Kind.REST, *, most: int = 100, crowd: Watermark | None = None
+    target: FakeGateway | None, kind: Kind = Kind.REST, *, most: int = 100, watermark: Watermark | None = None
 ) -> AsyncIterator[Sidecar]:
-    way, crowd = NodeGateway(), Watermark() if crowd is None else crowd
+    way, watermark = NodeGateway(), Watermark() if watermark is None else watermark
     if target is not None:
         way.access = GatewayAccess(target.endpoint, TICKET)
-    port = Port(kind, way, crowd, most=most, what="--http-listen")
+    port = Port(kind, way, watermark, most=most, what="--http-listen")
     port.start(ANYWHERE)
-    one = Sidecar(way, port, crowd)
+    one = Sidecar(way, port, watermark)
     try:
         yield one
     finally:
@@ -142,7 +142,7 @@ async def test_a_hundred_mebibytes_each_way() -> None:
             received += len(data)
         await saying
         assert received == size
-        assert one.crowd.held_bytes == 0
+        assert one.watermark.held_bytes == 0
         writer.close()
         await until(lambda: len(one.port) == 0)
 
@@ -166,9 +166,9 @@ async def test_what_one_does_not_take_the_other_does_not_send() -> None:
         while taken != before:
             before = taken
             await asyncio.sleep(0.3)
-        assert 0 < one.crowd.held_bytes <= 400_000
+        assert 0 < one.watermark.held_bytes <= 400_000
         writer.transport.abort()
-        await until(lambda: one.crowd.held_bytes == 0 and len(one.port) == 0)
+        await until(lambda: one.watermark.held_bytes == 0 and len(one.port) == 0)
 
     enough = asyncio.Event()
 
@@ -179,12 +179,12 @@ async def test_what_one_does_not_take_the_other_does_not_send() -> None:
     async with gateway(deaf) as target, sidecar(target) as one:
         _, writer = await one.client()
         writer.write(bytes(30 * 1024**2))
-        await until(lambda: one.crowd.held_bytes > 0)
+        await until(lambda: one.watermark.held_bytes > 0)
         await asyncio.sleep(0.2)
-        assert one.crowd.held_bytes <= 400_000
+        assert one.watermark.held_bytes <= 400_000
         assert writer.transport.get_write_buffer_size() > 10 * 1024**2
         enough.set()
-        await until(lambda: one.crowd.held_bytes == 0 and len(one.port) == 0)
+        await until(lambda: one.watermark.held_bytes == 0 and len(one.port) == 0)
 
 
 @on_uvloop
@@ -195,13 +195,13 @@ async def test_many_slow_readers_hold_little_and_the_others_go_on() -> None:
             writer.write(bytes(65536))
             await writer.drain()
 
-    crowd = Watermark(high_bytes=1024**2, low_bytes=256 * 1024)
-    async with gateway(pour) as target, sidecar(target, crowd=crowd) as one:
+    watermark = Watermark(high_bytes=1024**2, low_bytes=256 * 1024)
+    async with gateway(pour) as target, sidecar(target, watermark=watermark) as one:
         slow = [await one.slow_client() for _ in range(60)]
-        await until(lambda: crowd.is_crowded)
+        await until(lambda: watermark.is_high)
         await asyncio.sleep(0.5)
         # A piece of up to 4 KiB for each on top of what they held when it became one too many.
-        assert crowd.held_bytes < 1024**2 + 400_000 + 60 * (65536 + 2 * 4096)
+        assert watermark.held_bytes < 1024**2 + 400_000 + 60 * (65536 + 2 * 4096)
         target.serve = echo
         reader, writer = await one.client()
         sent = random.randbytes(500_000)
@@ -209,10 +209,10 @@ async def test_many_slow_readers_hold_little_and_the_others_go_on() -> None:
         assert await asyncio.wait_for(reader.readexactly(len(sent)), 10) == sent
         for other in slow:
             other.transport.abort()
-        await until(lambda: not crowd.is_crowded)
+        await until(lambda: not watermark.is_high)
         writer.write(sent)
         assert await asyncio.wait_for(reader.readexactly(len(sent)), 10) == sent
-        assert crowd.held_bytes == 0
+        assert watermark.held_bytes == 0
         writer.close()
 
 

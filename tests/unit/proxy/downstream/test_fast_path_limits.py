@@ -97,7 +97,7 @@ async def rest_responses(route: str, limit: str, value: float) -> tuple[Any, ...
 async def test_a_rest_request_seen_before(
     monkeypatch: pytest.MonkeyPatch, route: str, limit: str, value: float
 ) -> None:
-    """Maintainability, top: the quick way of REST left out max-request-bytes and max-json-bytes."""
+    """It once left out max-request-bytes and max-json-bytes."""
     with RestPair.triton_at_hand():
         quick = await rest_responses(route, limit, value)
         monkeypatch.setattr(RestConnection, "_take_fast_path", shut)
@@ -106,7 +106,7 @@ async def test_a_rest_request_seen_before(
 
 @pytest.mark.parametrize("limit", ["max_request_bytes", "max_json_bytes"])
 async def test_a_rest_body_above_a_limit_that_was_lowered(limit: str) -> None:
-    """Maintainability, top: a body of 6 068 bytes got 200 after its limit had become 2 048, as its head was known."""
+    """A body of 6 068 bytes once got 200 after its limit had become 2 048, as its head was known."""
     with RestPair.triton_at_hand():
         pair = RestPair(replica=own_replica(**WIDE))
         await drive(pair, infer(REST_BODY))
@@ -242,7 +242,7 @@ async def test_calls_and_bodies_that_are_here_leave_no_room_to_a_quick_call(conn
 async def test_answers_that_are_not_read_end_where_there_is_no_room_for_them(
     connect: Connect, is_whole: bool
 ) -> None:
-    """Maintainability 2, six quick ways: an answer that comes in one piece was kept however much was kept already."""
+    """An answer that comes in one piece was kept however much was kept already."""
     both = connect(max_inflight_bytes=300_000)
     both.client.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
     both.exchange()

@@ -114,9 +114,9 @@ async def test_a_client_that_goes_just_as_the_gateway_takes_it_is_reset_there(
         asked.set()
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection)
-    way, crowd = NodeGateway(), Watermark()
+    way, watermark = NodeGateway(), Watermark()
     way.access = GatewayAccess(Endpoint("127.0.0.1", 1), bytes(16))
-    port = Port(Kind.REST, way, crowd, most=1, what="--http-listen")
+    port = Port(Kind.REST, way, watermark, most=1, what="--http-listen")
     client, wire = _Client(port), Wire()
     wire.get_extra_info = lambda *_: None  # type: ignore[method-assign]
     client.connection_made(wire)
@@ -127,4 +127,4 @@ async def test_a_client_that_goes_just_as_the_gateway_takes_it_is_reset_there(
     target.protocol.data_received(ACCEPTED)
     client.leave()
     await asyncio.wait([task], timeout=20)
-    assert (target.ends, wire.ends, len(crowd)) == (["reset"], ["aborted"], 0)
+    assert (target.ends, wire.ends, len(watermark)) == (["reset"], ["aborted"], 0)
