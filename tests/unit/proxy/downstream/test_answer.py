@@ -162,6 +162,23 @@ async def test_an_answer_that_is_too_long_to_be_rewritten_is_no_answer(connect: 
     assert not pair.downstream.shared.pool.has_idle
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_an_answer_that_is_no_answer_keeps_its_slot_until_its_last_byte_is_here(
+    connect: Any, is_last: bool
+) -> None:
+    """Triton has the rest of it. The piece that was too much may be the last one."""
+    pair = connect()
+    said = answer(b"x" * 5 * 1024**2, status="400 Bad Request")
+    end = len(said) if is_last else len(said) - 1
+    assert (await served(pair, infer(), said[:end], cut=1024**2)).startswith(b"HTTP/1.1 502 ")
+    admissions = pair.downstream.replica.admissions
+    assert len(pair.downstream.given_up) == (not is_last)
+    assert bool(admissions.bytes.used_bytes) is not is_last
+    if not is_last:
+        pair.tritons[0].data_received(said[end:])
+    assert (admissions.running, admissions.bytes.used_bytes, len(pair.downstream.given_up)) == (0, 0, 0)
+
+
 async def test_own_answers_are_renamed_too(connect: Any) -> None:
     pair = connect()
     body = json.dumps({"model_stats": [{"name": SERVER}]}).encode()
