@@ -43,7 +43,7 @@ class Wire:
         self._untaken, self._high, self._full = b"", 64 * 1024, False
 
     def stall(self, protocol: asyncio.BaseProtocol) -> None:
-        """`protocol` writes here, and hears when too much has piled up."""
+        """`protocol` writes here, and is paused when too much has piled up."""
         self._stalled = protocol
 
     def flow(self) -> None:

@@ -234,7 +234,7 @@ async def test_refusals_are_not_calls(connect: Connect) -> None:
     both = connect()
     for method, status in (
         ("/inference.GRPCInferenceService/RepositoryModelUnload", 7),
-        ("/inference.GRPCInferenceService/Unheard", 12),
+        ("/inference.GRPCInferenceService/Unknown", 12),
         ("/other.Service/ModelInfer", 12),
         (INFER + "/", 12),
         ("*", 12),
@@ -319,7 +319,7 @@ async def test_a_stream_that_is_left_in_the_middle_of_a_message_keeps_no_slot_fo
 async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     connect: Connect, how: str
 ) -> None:
-    """And Triton, which dies of calls that are reset while it has them, never hears of it."""
+    """And Triton, which dies of calls that are reset while it has them, never receives a reset."""
     both = connect(limit=1, depth=2)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
@@ -397,7 +397,7 @@ async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Co
 
 
 async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(connect: Connect) -> None:
-    """Its tail must not be taken for messages: nobody has checked it as such."""
+    """Its tail must not be taken for messages: it was never checked as such."""
     both = connect(limit=1, depth=0)
     stream = both.client.call(STREAM_INFER)
     both.client.send(stream, framed(request(id="1")))
@@ -589,7 +589,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
 
 
 async def test_a_drain_sends_two_goaways_and_serves_what_came_between(connect: Connect) -> None:
-    """RFC 9113, 6.8: what a client has sent before it heard is served, and its calls end."""
+    """RFC 9113, 6.8: what a client has sent before the notice reached it is served, and its calls end."""
     both = connect()
     last_of_all, no_error = frames.MAX_STREAM_ID, frames.ErrorCode.NO_ERROR
 
@@ -626,7 +626,7 @@ async def test_a_drain_sends_two_goaways_and_serves_what_came_between(connect: C
 
 
 async def test_a_draining_connection_is_busy_until_its_client_can_know(connect: Connect) -> None:
-    """A call may be on its way: who waits for the end of all waits for that, or for the client to go."""
+    """A call may be on its way: a drain waits for that, or for the client to disconnect."""
     both = connect()
     both.exchange()
     assert both.pair.downstream.busy_connections == 0

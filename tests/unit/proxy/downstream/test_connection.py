@@ -317,7 +317,7 @@ async def test_a_head_request_has_the_head_and_no_body(connect: Connect) -> None
 
 
 async def test_a_stream_of_events_ends_with_its_client(connect: Connect) -> None:
-    """Triton ends one whose connection ends; of any other request it hears nothing."""
+    """Triton ends one whose connection ends; it is not informed of any other."""
     pair = connect(limit=1, depth=2)
     pair.client.data_received(infer(b"{}", route="generate_stream"))
     await settle()

@@ -43,7 +43,7 @@ HEAD = [
     (b"content-type", b"application/grpc"),
 ]
 BLOCK = hpack.encode(HEAD)
-OWN, GONE, IDLE = 1, 3, 9  # a stream that is open, one that was reset, one that nobody has begun
+OWN, GONE, IDLE = 1, 3, 9  # a stream that is open, one that was reset, one that was never begun
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -337,7 +337,7 @@ async def test_what_is_a_grpc_call_in_other_words(connect: Connect, kind: str) -
 
 @pytest.mark.parametrize("method", [INFER, STREAM_INFER])
 async def test_a_deadline_is_kept_in_any_unit(connect: Connect, method: str) -> None:
-    """Here: Triton goes on with what it has begun, and hears no deadline."""
+    """Here: Triton goes on with what it has begun, and is sent no deadline."""
     both = connect()
 
     def ask(timeout: str) -> int:
@@ -398,7 +398,7 @@ async def test_a_length_is_kept(connect: Connect, length: int, sent: int, ends: 
         (INFER, framed(request("other")), Status.NOT_FOUND, "unknown model: 'other'"),
         (STATISTICS, framed(protobuf.encode_bytes(1, b"other")), Status.INVALID_ARGUMENT, "'other' is not available"),
         (f"/{SERVICE}/ModelConfig", framed(protobuf.encode_bytes(1, b"other")), Status.NOT_FOUND, "'other'"),
-        # A name that is no text is somebody else's, whoever is asked.
+        # A name that is no text is never the own model's, whatever the method.
         (INFER, framed(protobuf.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
         (STATISTICS, framed(protobuf.encode_bytes(1, b"\xff")), Status.INVALID_ARGUMENT, "is not available"),
         (f"/{SERVICE}/ModelConfig", framed(protobuf.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
@@ -617,7 +617,7 @@ async def test_an_idle_client_is_disconnected(connect: Connect) -> None:
     assert quiet.pair.to_client.open
     call = quiet.client.call()
     quiet.exchange()
-    quiet.pair.client.tick(now + 200)  # with a call under way nobody is quiet
+    quiet.pair.client.tick(now + 200)  # with a call under way no client is idle
     quiet.client.h2.reset_stream(call)
     quiet.exchange()
     quiet.pair.client.tick(now + 3700)

@@ -363,7 +363,7 @@ async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_no_other
     "kind", ["a header block", "its second part", "padded content", "a frame of no kind"]
 )
 async def test_what_is_not_whole_is_bounded_for_all_connections(connect: Connect, kind: str) -> None:
-    """It counts as what is on its way does; who sends whole frames is not concerned."""
+    """It counts as what is on its way does; a client that sends whole frames is not affected."""
     first = connect(max_inflight_bytes=300_000)
     begun = {
         "a header block": frames.head(60_000, frames.HEADERS, 0, 1) + bytes(50_000),

@@ -151,7 +151,7 @@ async def test_a_connection_that_triton_ends_serves_no_other_request(connect: Co
         b"zz\r\n",
         b"3\r\nabc\r\n0\r\n\r\nmore",
         b"0\r\nno trailer\r\n\r\n",
-        b"1\r\nx\r\n" * 10_000,  # so many at once that nobody else is served meanwhile
+        b"1\r\nx\r\n" * 10_000,  # so many at once that no other client is served meanwhile
     ],
     ids=lambda rest: rest[:20],
 )
@@ -181,7 +181,7 @@ async def test_more_than_was_promised_is_not_the_next_answer(connect: Connect) -
         upstream.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\na")
         upstream.data_received(b"bc" if later else b"bcHTTP/1.1 200 OK\r\n")
         if later:
-            upstream.data_received(b"HTTP/1.1 200 OK\r\n")  # nobody has asked for it
+            upstream.data_received(b"HTTP/1.1 200 OK\r\n")  # it answers no request
             assert body_of(pair.to_client.sent) == b"abc"
         assert not pair.to_triton[0].open
 
@@ -203,7 +203,9 @@ async def test_many_small_chunks_are_a_long_piece_after_which_others_have_their_
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = connect()
-    upstream = await asked(pair, infer().replace(b"HTTP/1.1", b"HTTP/1.0", 1))  # who gets the content alone
+    upstream = await asked(
+        pair, infer().replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    )  # such a client gets the content alone
     upstream.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     waited: list[object] = []
     monkeypatch.setattr(pair.downstream, "later", waited.append)
@@ -369,7 +371,7 @@ ENDS: dict[str, Callable[[UpstreamHttp, Wire], None]] = {
 async def test_a_connection_that_ends_as_it_is_made_was_not_made(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[UpstreamHttp, Wire], None]
 ) -> None:
-    """Nobody has read anything: who seeks may go to another replica, and this one is not accused."""
+    """Triton has read nothing: the request may go to another connection, and its replica is not suspected."""
 
     async def made(make: Callable[[], UpstreamHttp], *_: object) -> tuple[Wire, UpstreamHttp]:
         wire, upstream = Wire(), make()
@@ -429,7 +431,7 @@ async def test_a_download_is_no_faster_than_its_client_takes_it(connect: Connect
     assert pair.to_triton[0].paused
     pair.to_client.drain()
     assert not pair.to_triton[0].paused
-    upstream.data_received(b"x" * 300_000)  # its end: whoever has the connection next may read
+    upstream.data_received(b"x" * 300_000)  # its end: the next request on the connection may read
     assert not pair.to_triton[0].paused
     waits = RestPair(downstream=pair.downstream)
     waits.client.data_received(infer())
@@ -669,20 +671,16 @@ async def test_json_is_taken_up_to_the_limit_in_every_form(connect: Connect, siz
 
 
 async def test_a_request_that_waited_is_refused_while_triton_is_nowhere(connect: Connect) -> None:
+    """It gets the slot, and has nowhere to go with it."""
     pair = connect(limit=1, depth=1)
-    where = pair.downstream.shared.cluster
-    access, where.endpoint = where.endpoint, None
-    pair.client.data_received(infer())
-    assert pair.to_client.sent.startswith(BROKEN)
-    assert b"Retry-After: 1\r\n" in pair.to_client.take()
-    where.endpoint = access
     upstream, waits = await asked(pair), RestPair(downstream=pair.downstream)
     waits.client.data_received(infer())
-    where.endpoint = None
-    upstream.data_received(OK)  # its slot goes to who waits, who has nowhere to go with it
+    pair.downstream.shared.cluster.endpoint = None
+    upstream.data_received(OK)
     assert waits.to_client.sent.startswith(BROKEN)
-    assert (pair.downstream.replica.admissions.running, pair.downstream.replica.admissions.waiting) == (0, 0)
-    assert pair.downstream.replica.budget.used_bytes == 0
+    assert b"Retry-After: 1\r\n" in waits.to_client.sent
+    replica = pair.downstream.replica
+    assert (replica.admissions.running, replica.admissions.waiting, replica.budget.used_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("size", [60_000, 70_000])
@@ -776,37 +774,21 @@ async def test_an_abandoned_request_keeps_its_slot_for_as_long_as_triton_works(c
     assert not pair.downstream.given_up
 
 
-@pytest.mark.parametrize("where", ["in its body", "in the queue", "in an upload", "between requests"])
-async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -> None:
-    first = connect(limit=1, depth=1)
-    breaker = first.downstream.replica.admissions
-    pair = RestPair(downstream=first.downstream)
-    if where == "in the queue":
-        await asked(first)
-        pair.client.data_received(infer())
-        assert breaker.waiting == 1
-    elif where == "in an upload":
-        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
-        pair.client.data_received(
-            infer(header + bytes(300_000), "own", f"{HEADER_LENGTH}: {len(header)}")[:-3]
-        )
-        await settle()
-        assert (breaker.running, breaker.bytes.used_bytes > 0) == (0, True)
-    elif where == "in its body":
-        pair.client.data_received(infer()[:-1])
-        assert first.downstream.replica.budget.used_bytes
-    else:
-        await answered(first, pair)
-    counted = dict(first.downstream.replica.rest.codes)
+async def test_a_client_that_leaves_between_requests_is_not_counted(connect: Connect) -> None:
+    pair = connect()
+    await answered(pair, pair)
     pair.client.connection_lost(None)
-    assert breaker.waiting == 0
-    assert breaker.running == (where == "in the queue")
-    assert where == "in the queue" or breaker.bytes.used_bytes == 0
-    assert first.downstream.replica.budget.used_bytes == 0
-    gone = {"499": 1} if where != "between requests" else {}
-    assert first.downstream.replica.rest.codes == {**counted, **gone}
-    if where == "in an upload":
-        assert not first.to_triton[0].open
+    assert pair.downstream.replica.rest.codes == {"200": 1}
+
+
+async def test_a_client_that_leaves_in_an_upload_ends_its_connection_to_triton(connect: Connect) -> None:
+    pair = connect()
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
+    pair.client.data_received(infer(header + bytes(300_000), "own", f"{HEADER_LENGTH}: {len(header)}")[:-3])
+    await settle()
+    pair.client.connection_lost(None)
+    assert not pair.to_triton[0].open
+    assert pair.downstream.replica.rest.codes == {"499": 1}
 
 
 async def test_the_last_answer_is_not_taken_away_by_a_reset(connect: Connect) -> None:

@@ -433,7 +433,7 @@ async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Conne
 
 
 async def test_a_long_answer_or_half_a_request_takes_no_turn_from_others(connect: Connect) -> None:
-    """Data-plane D2: what Triton does not compute loses nobody's answer."""
+    """Data-plane D2: what Triton does not compute loses no client's answer."""
     whole = Outstanding(1)
     replicas = [
         Replica(Names(b"own", name), ReplicaLimits(queue_depth=9), outstanding=whole)

@@ -148,7 +148,7 @@ def test_what_has_changed_is_loaded_and_nothing_else(server: Files, other: Files
     if changed == "cert":
         assert serial(certificates.http, server) == serial(certificates.grpc, server)
         with pytest.raises(ssl.SSLError):
-            shaken(before[0], client_of(server))  # who is connected keeps what he had
+            shaken(before[0], client_of(server))  # a client that is connected keeps its certificate
     else:
         known = client_of(server)
         known.load_cert_chain(other.cert, other.key)
