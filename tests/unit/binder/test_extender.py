@@ -37,17 +37,10 @@ class Api:
         return {}
 
 
-class Events:
-    def record(self, *_: object) -> None:
-        pass
-
-
 def make(leader: str = "") -> tuple[Api, Scheduler, Extender]:
     """n1 has 16 GiB free, n2 8 of 16, n3 too little and a taint that is not Berth's affair."""
     api = Api()
-    scheduler = scheduler_of(
-        api,
-    )
+    scheduler = scheduler_of(api)
     nodes = {
         "n1": {"says": report(gpu("GPU-1"))},
         "n2": {"says": report(gpu("GPU-2", other_use_bytes=8 * GIB)), "unschedulable": True},

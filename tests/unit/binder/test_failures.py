@@ -8,6 +8,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from binder.cache.state import ClusterState
 from binder.loop.failures import PlacementFailures
+from tests.fakes.binder import Events
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 N1 = NodeName("n1")
@@ -18,14 +19,6 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "GPU sick": (node(says=report(gpu(healthy=False, reason="Xid 79"))), "GPUUnhealthy", "Xid 79"),
     "GPU smaller": (node(says=report(gpu(total=10 * GIB))), "GPUOvercommitted", "2 GiB over"),
 }
-
-
-class Events:
-    def __init__(self) -> None:
-        self.said: list[tuple[str, str]] = []
-
-    def record(self, ref: Any, kind: str, reason: str, message: str) -> None:
-        self.said.append((reason, message))
 
 
 def world() -> tuple[ClusterState, Events, PlacementFailures]:
@@ -47,8 +40,8 @@ def test_each_trouble_is_told_once_and_again_when_it_comes_back(case: str) -> No
         state.set_node(node(says=report()))
         failures.observe(N1)
         failures.report()
-    assert [said[0] for said in events.said] == [reason, reason]
-    assert detail in events.said[0][1]
+    assert [said[1] for said in events.said] == [reason, reason]
+    assert detail in events.said[0][2]
 
 
 def test_a_node_that_is_gone() -> None:
@@ -56,4 +49,4 @@ def test_a_node_that_is_gone() -> None:
     state.remove_node(N1)
     failures.observe(N1)
     failures.report()
-    assert [said[0] for said in events.said] == ["NodeGone"]
+    assert [said[1] for said in events.said] == ["NodeGone"]

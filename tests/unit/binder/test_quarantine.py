@@ -14,7 +14,6 @@ from berth.kube.informer import ChangeKind
 from binder.cache.quarantine import QUARANTINE_SECONDS, Quarantines
 from binder.engine.cluster import Cluster
 from binder.pod.demand import parse_demand
-from binder.pod.template import template_of
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
 from tests.fakes.values import replace
@@ -200,17 +199,6 @@ async def test_the_report_may_come_before_the_pod() -> None:
         bench.copy("p1", on="n1")
         bench.copy("p2")
         assert "ModelQuarantined" in await bench.told("p2")
-
-
-async def test_a_revision_of_one_controller_is_a_template_of_its_own() -> None:
-    async with Plague() as bench:
-        bench.copy("p1", on="n1", labels={"controller-revision-hash": "v1"})
-        bench.says("n1", row("p1"))
-        bench.says("n2")
-        bench.copy("p2", labels={"controller-revision-hash": "v1"})
-        bench.copy("p3", labels={"controller-revision-hash": "v2"})
-        assert "ModelQuarantined" in await bench.told("p2")
-        assert await bench.told("p3") == "placed"
 
 
 async def test_it_ends_by_itself_after_a_day_where_nobody_tells_of_it_any_more() -> None:
@@ -402,7 +390,6 @@ def test_a_condition_holds_for_a_day_at_most_and_only_for_pods_of_a_controller()
     assert known.remember(None, message) is None
     assert known.remember(("team", "rs-1", ""), message) == "n1"
     assert "until 2026-01-02T00:00:00Z" in known.because(("team", "rs-1", ""))
-    assert template_of("team", None, {"pod-template-hash": "x"}) is None
     assert known.because(None) == ""
 
 

@@ -273,6 +273,7 @@ def test_its_cure_lets_the_pod_in_and_wakes_it(name: str) -> None:
     if case.cure is None:
         assert rule.cures == {Cure.OWNER}
         return
+    assert rule.cures - {Cure.OWNER}
     world.hints.take_changes()
     refused = world.cluster.decider.because(demand) is not None
     status = NodeToStatus(codes.copy(), RULES.names(codes[table.live]), refused, table.clock)

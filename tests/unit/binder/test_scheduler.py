@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from berth.contract.gpu_choice import GpuChoice
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
@@ -124,21 +122,6 @@ async def test_a_binding_carries_the_uid_and_the_gpu() -> None:
     assert bench.reserved() == 4 * GIB
     bench.echo("p1")
     assert bench.reserved() == 4 * GIB
-
-
-@pytest.mark.parametrize(
-    "error", [response_error(409, "Conflict", "x"), response_error(500, "", "x"), KubeUnreachable("reset")]
-)
-async def test_a_binding_that_did_not_happen_is_forgotten_and_tried_again(error: Exception) -> None:
-    bench = Bench()
-    bench.api.fail_before = [error]
-    async with running(bench):
-        bench.add("p1")
-        await until(lambda: bench.events.said and bench.events.said[-1][1] == "Scheduled")
-    assert [reason for _, reason, _ in bench.events.said] == ["FailedScheduling", "Scheduled"]
-    assert len(bench.api.bindings) == 2
-    assert bench.api.pods["p1"]["spec"]["nodeName"] == "n1"
-    assert bench.reserved() == GIB
 
 
 async def test_a_binding_that_happened_without_an_answer_is_not_made_twice() -> None:
