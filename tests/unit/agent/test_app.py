@@ -1,7 +1,6 @@
 """The whole agent in one process, between an API server and a Triton that live in memory."""
 
 import asyncio
-import hashlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -35,17 +34,17 @@ from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_ports
+from tests.fakes.agent_api import CHUNK, COMMIT, DIGEST, FILE, HEADER, file, header, stream
 from tests.fakes.agent_node import GPU, FakeTriton, on_server
 from tests.fakes.api_server import AGENT_LEASE, EVENTS, NODE, NodeApiServer
 from tests.fakes.eventually import until
 from tests.fakes.gateway_control import FakeGateway
-from tests.fakes.objects import GIB, Json, listed, pod, report
+from tests.fakes.objects import GIB, Json, listed, pod
 from tests.fakes.values import replace
 
 KEYS = Keys()
 FORBIDDEN = response_error(403, "Forbidden", "no")
 NAME, ON_SERVER = "model-p1", on_server("p1")
-DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
 SCENARIO = 'gpus: [{uuid: GPU-a, product: T4, total: 16Gi}]\nmodels: {"*": requested}\n'
 
 
@@ -142,14 +141,13 @@ def by(uid: str) -> Any:
 
 
 async def stage(stub: NodeAgentStub, uid: str = "p1") -> pb.StageResponse:
-    async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
-        yield pb.StageRequest(chunk=b"y")
-        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
-
-    answer: pb.StageResponse = await stub.Stage(parts(), metadata=by(uid), wait_for_ready=True)
+    parts = stream(header(f"model-{uid}"), FILE, CHUNK, COMMIT)
+    answer: pb.StageResponse = await stub.Stage(parts, metadata=by(uid), wait_for_ready=True)
     return answer
+
+
+def watch_of(stub: NodeAgentStub, uid: str = "p1", name: str = NAME, **more: Any) -> Any:
+    return stub.WatchModel(pb.WatchModelRequest(model_name=name, **more), metadata=by(uid))
 
 
 async def load(stub: NodeAgentStub, uid: str = "p1") -> list[int]:
@@ -169,7 +167,7 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
         assert (await load(stub))[-1] == pb.MODEL_STATE_READY
         await until(lambda: world.state() is ModelState.READY)
         assert world.said.models[0].measured_bytes == GIB
-        watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+        watch = watch_of(stub)
         status = await anext(aiter(watch))
         assert status.gateway == pb.Gateway(endpoint="10.0.0.7:81", ticket=ticket_of(secret, "p1"))
         metrics = await world.metrics()
@@ -195,8 +193,6 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     make_keys(world.directory)
     gateway = FakeGateway(world.directory / "control")
     flags = (f"--triton-keys={world.directory}", f"--gateway-control=unix:{gateway.path}", "--gateway=h:1")
-    limits = pb.ReplicaLimits(container_concurrency=2)
-    request = pb.WatchModelRequest(model_name=NAME, limits=limits)
 
     def current() -> list[tuple[str, str, int]]:
         copies = (ReplicaSpec.from_json(one) for one in gateway.copies)
@@ -209,7 +205,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 0)])
         await stage(stub)
         await load(stub)
-        watch = stub.WatchModel(request, metadata=by("p1"))
+        watch = watch_of(stub, limits=pb.ReplicaLimits(container_concurrency=2))
         ticket = (await anext(aiter(watch))).gateway.ticket
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
@@ -221,10 +217,8 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         watch.cancel()
     gateway.told.clear()
-    async with (
-        world.running(*flags),
-        calling(world) as stub,
-    ):  # and so has the agent: no door has told it anything
+    # And so has the agent: no door has told it anything.
+    async with world.running(*flags), calling(world) as stub:
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         assert all(line.get("replicas") for line in gateway.told)  # never none before it knows its pods
         assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
@@ -243,16 +237,16 @@ async def test_who_calls_for_a_pod_that_is_gone_is_told_no_ticket(world: World) 
         await world.until_ready()
         world.api.bind(bound())
         await until(lambda: world.state() is ModelState.PENDING)
-        watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+        watch = watch_of(stub)
         assert len((await anext(aiter(watch))).gateway.ticket) == 32
         for name, uid in ((NAME, "p2"), ("model-p2", "p1")):
-            refused = stub.WatchModel(pb.WatchModelRequest(model_name=name), metadata=by(uid))
+            refused = watch_of(stub, uid, name)
             with pytest.raises(grpc.aio.AioRpcError):
                 await anext(aiter(refused))
         world.api.delete("p1")
         with pytest.raises(grpc.aio.AioRpcError) as gone:
             await until(lambda: world.state() is None)
-            await anext(aiter(stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))))
+            await anext(aiter(watch_of(stub)))
         assert gone.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
@@ -300,7 +294,7 @@ async def test_a_gpu_that_breaks_is_told_at_once_to_who_watches_a_model_on_it_an
     async with world.running(), calling(world) as stub:
         await stage(stub)
         await load(stub)
-        watch = aiter(stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1")))
+        watch = aiter(watch_of(stub))
         broken = SCENARIO.replace("16Gi", "16Gi, xid: 79")
         gone = 'gpus: [{uuid: GPU-b, total: 16Gi}]\nmodels: {"*": requested}\n'
         async with asyncio.timeout(5):
@@ -477,13 +471,13 @@ async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World
     begun, ending = asyncio.Event(), asyncio.Event()
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
+        yield HEADER
+        yield FILE
         begun.set()
         await ending.wait()
         await asyncio.sleep(0.1)
-        yield pb.StageRequest(chunk=b"y")
-        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+        yield CHUNK
+        yield COMMIT
 
     async with calling(world) as stub:
         async with world.running():
@@ -499,16 +493,11 @@ async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World
 @pytest.mark.parametrize(("extra", "taken"), [(0, True), (128 * 1024, False)])
 async def test_a_chunk_may_have_four_mebibytes(world: World, extra: int, taken: bool) -> None:
     world.api.bind(bound())
-    body = bytes(4 * 1024**2 + extra)
-
-    async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
-        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=len(body)))
-        yield pb.StageRequest(chunk=body)
-
+    size = 4 * 1024**2 + extra
+    parts = stream(HEADER, file("1/model.py", size), pb.StageRequest(chunk=bytes(size)))
     async with world.running(), calling(world) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Stage(parts(), metadata=by("p1"), wait_for_ready=True)
+            await stub.Stage(parts, metadata=by("p1"), wait_for_ready=True)
     code, details = refused.value.code(), refused.value.details() or ""
     assert ("without a commit" in details) is taken, details
     assert taken or code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -520,18 +509,11 @@ async def test_an_open_watch_does_not_hold_up_the_end(world: World, monkeypatch:
     async with calling(world) as stub:
         async with world.running():
             await stage(stub)
-            watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+            watch = watch_of(stub)
             await anext(aiter(watch))
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             while True:
                 await anext(aiter(watch))
-
-
-async def test_somebody_elses_report_is_put_right(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with world.running():
-        await world.until_ready()
-        mine, world.api.node["metadata"]["annotations"][KEYS.report] = world.said, report().encode()
-        await until(lambda: world.said.server == "triton" and world.said.gpus == mine.gpus)
 
 
 @pytest.mark.parametrize(

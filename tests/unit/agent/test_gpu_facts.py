@@ -49,28 +49,6 @@ async def test_facts_are_unknown_while_the_scenario_is_broken_and_come_back(tmp_
     assert facts.readings[0].total_bytes == 24 * GIB
 
 
-async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
-    class Silent:
-        instance_kind = "KIND_GPU"
-        answer: tuple[GpuReading, ...] | None = None
-
-        async def read(self) -> tuple[GpuReading, ...]:
-            if self.answer is None:
-                raise GpusUnknown("NVML has not answered for 5 s")
-            return self.answer
-
-    port = Silent()
-    facts = GpuFacts(port, lambda: 0)
-    await facts.refresh()
-    with pytest.raises(GpusUnknown, match="has not answered"):
-        facts.listed()
-    port.answer = (reading(0),)
-    await facts.refresh()
-    port.answer = None
-    await facts.refresh()
-    assert [gpu.uuid for gpu in facts.listed()] == [A]  # unknown, but here
-
-
 class Driver:
     """A port that answers or raises what it is told to."""
 
@@ -84,6 +62,20 @@ class Driver:
         if self.error is not None:
             raise self.error
         return self.answer
+
+
+async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
+    driver = Driver()
+    facts = GpuFacts(driver, lambda: 0)
+    driver.error = GpusUnknown("NVML has not answered for 5 s")
+    await facts.refresh()
+    with pytest.raises(GpusUnknown, match="has not answered"):
+        facts.listed()
+    driver.error, driver.answer = None, (reading(0),)
+    await facts.refresh()
+    driver.error = GpusUnknown("NVML has not answered for 5 s")
+    await facts.refresh()
+    assert [gpu.uuid for gpu in facts.listed()] == [A]  # unknown, but here
 
 
 async def test_only_a_call_that_does_not_return_counts_as_hanging() -> None:
@@ -211,9 +203,7 @@ async def test_trouble_with_the_gpus_is_said_once_and_its_end_too(caplog: pytest
 async def test_a_reading_counts_as_of_when_it_was_begun() -> None:
     residency = [5]
 
-    class Slow:
-        instance_kind = "KIND_GPU"
-
+    class Slow(Driver):
         async def read(self) -> tuple[GpuReading, ...]:
             residency[0] += 1  # a model comes meanwhile
             return (reading(7),)

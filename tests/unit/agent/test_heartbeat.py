@@ -169,16 +169,6 @@ async def is_covered(agent: Agent, uid: str) -> bool:
     return done
 
 
-async def test_a_model_waits_for_the_report_that_lists_it(agent: Agent) -> None:
-    agent.report = report()
-    await agent.reporter.step()
-    await agent.heartbeat.beat()
-    assert not await is_covered(agent, "p1")
-    agent.report = report(models=(listed("p1"),))
-    await agent.reporter.step()
-    assert await is_covered(agent, "p1")
-
-
 async def test_a_model_loads_where_no_report_can_be_written_once_that_is_told(agent: Agent) -> None:
     """Nobody places anything on a node whose facts are stale: what loads there takes nobody's memory."""
     agent.report = report()
