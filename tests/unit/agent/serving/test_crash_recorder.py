@@ -165,8 +165,15 @@ async def test_a_triton_that_dies_of_what_it_serves_makes_nobody_suspect(on_node
 
 
 async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_not_charged_alone(
-    on_node: Node,
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    noted, note = [], on_node.crashes.note_restart
+
+    async def noting(*, was_unloading: bool) -> None:
+        noted.append(was_unloading)
+        await note(was_unloading=was_unloading)
+
+    monkeypatch.setattr(on_node.crashes, "note_restart", noting)
     on_node.triton.load_seconds, on_node.triton.takes[NAME] = 0.01, 2
     leavers = [await on_node.stage(f"q{n}", on="GPU-b") for n in range(3)]
     for leaver in leavers:
@@ -180,6 +187,7 @@ async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_n
         await on_node.lifecycle.start_unload(on_server(leaver.ref.uid))
     await load
     assert on_node.triton.deaths == 3
+    assert sum(noted) >= 3
     assert (innocent.state, innocent.reason) == (ModelState.READY, "")
 
 
