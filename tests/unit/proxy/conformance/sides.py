@@ -263,8 +263,8 @@ class Grpc:
         self._reader.data_received(data)
         self._pair.end_turn()
 
-    async def _pass(self) -> None:
-        for _ in range(6):
+    async def _pass(self, rounds: int = 6) -> None:
+        for _ in range(rounds):
             self._servers += [
                 Triton(self._pair, at) for at in range(len(self._servers), len(self._pair.tritons))
             ]
@@ -295,7 +295,8 @@ class Grpc:
             assert room > 0, "the proxy takes no more of it"
             piece, now = now[:room], now[room:]
             client.send(self._stream, piece, end=not now and not self._rest)
-            await self._pass()
+            await self._pass(2)
+        await self._pass()
 
     def _messages(self) -> list[bytes]:
         return [b""]
