@@ -66,7 +66,7 @@ class Cluster:
         )
         self.nodes, self.budgets = LiveNodes(self.state), Budgets()
         self.kinds = NodeKinds(self.state, clock=clock)
-        # Set by what is heard, taken back by who has looked at it (`hints`).
+        # Set by what is heard, taken back by who has looked at it (`loop.requeue`).
         self.volumes_changed = False
         self.namespaces_changed: set[str] = set()
         self._heartbeats = Heartbeats(keys.report_behind)

@@ -1,7 +1,7 @@
 """Pods that wait to be placed. Pure; the clock is injected.
 
 Active pods are tried by priority, then age. A pod that found no place is parked. Something in the
-cluster that may help it (`hints`) wakes it, once a short pause since its last try is over: 500 ms, twice
+cluster that may help it (`requeue`) wakes it, once a short pause since its last try is over: 500 ms, twice
 as long each time that it was woken in vain, up to 10 s (kube-scheduler's backoffQ). Without that it is
 tried again after its own backoff (500 ms doubling to 2 min, the proof of concept's), which is there for
 what is not foreseen: it takes its turn behind those who have a reason to be tried, but it has one.
