@@ -5,6 +5,7 @@ import functools
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from prometheus_client import generate_latest
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey
 from berth.kube import paths
+from berth.kube.client import WRITE_SECONDS
 from berth.kube.election import Election, ElectionTimes
 from berth.kube.errors import KubeUnreachable
 from berth.kube.informer import Change, ChangeKind
@@ -55,6 +57,17 @@ def test_a_replica_is_called_by_where_its_activators_reach_it(listen: str, found
     name = identity(Endpoint.parse(listen))
     assert address_of(name) == found
     assert identity(Endpoint.parse(listen)) != name  # each life is another's
+
+
+def test_without_a_certain_lease_nothing_may_be_written() -> None:
+    client: Any = None
+    here = leadership.Leadership(client, ScalerOptions())
+    assert here.may_write()  # no Lease is needed by a replica that elects none
+    asked: list[float] = []
+    election: Any = SimpleNamespace(is_certain=lambda *, for_seconds: asked.append(for_seconds))
+    here._election = election
+    assert not here.may_write()
+    assert asked == [WRITE_SECONDS]
 
 
 def test_a_predecessor_is_known_by_the_pod_that_both_live_in() -> None:

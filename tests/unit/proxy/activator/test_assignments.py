@@ -98,6 +98,15 @@ def test_gone_is_gone_at_once() -> None:
     assert [one.version for one in assignments.take(change(assigned(version=1)), 0).apply] == [1]
 
 
+def test_a_removed_model_that_no_stream_named_is_removed_once() -> None:
+    assignments = Assignments()
+    assignments.take(snapshot(assigned(), assigned(N)), 0)
+    assignments.take(snapshot(assigned(version=2)), 10)
+    removal = pb.ModelAssignment(namespace="b", name="n", removed=True)
+    assert assignments.take(change(removal), 20).remove == [N]
+    assert assignments.expire(1000).remove == []
+
+
 def test_an_assignment_that_cannot_be_read_is_ignored_and_the_rest_counts() -> None:
     assignments = Assignments()
     changes = assignments.take(snapshot(assigned(mode=0), assigned(N)), 0)
