@@ -19,7 +19,7 @@ from binder.engine.score import Strategy, make_strategy
 from binder.loop.fenced import FencedClient
 from binder.loop.metrics import BinderMetrics
 from binder.loop.scheduler import Clocks, Scheduler
-from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.objects import GIB, KEYS, budget, gpu, node, pod, report
 
 Json = dict[str, Any]
 PLENTY = {"cpu": "128", "memory": "1Ti", "pods": "2000"}
@@ -177,15 +177,8 @@ class Bench:
             self.scheduler.state.settle(one["spec"]["nodeName"], asked_at=math.inf)
 
     def budget(self, allowed: int, *, app: str = "web", name: str = "pdb", gone: bool = False) -> None:
-        self.tell(
-            "poddisruptionbudgets",
-            {
-                "metadata": {"uid": name, "namespace": "team", "name": name},
-                "spec": {"selector": {"matchLabels": {"app": app}}},
-                "status": {"disruptionsAllowed": allowed},
-            },
-            ChangeKind.GONE if gone else ChangeKind.SET,
-        )
+        kind = ChangeKind.GONE if gone else ChangeKind.SET
+        self.tell("poddisruptionbudgets", budget(allowed, app, name), kind)
 
     async def step(self, times: int = 1, *, seconds: float = 0.0) -> None:
         for _ in range(times):

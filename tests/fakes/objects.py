@@ -97,3 +97,12 @@ def pod(
         },
         "status": {"phase": phase},
     }
+
+
+def budget(allowed: int | None, app: str = "web", uid: str = "pdb") -> Json:
+    """A PodDisruptionBudget of the pods of this app: so many may go now."""
+    return {
+        "metadata": {"uid": uid, "namespace": "team", "name": uid},
+        "spec": {"selector": {"matchLabels": {"app": app}}},
+        "status": {"disruptionsAllowed": allowed},
+    }

@@ -17,7 +17,7 @@ from binder.engine.preemption import PreemptionCandidate, find_candidate, promis
 from binder.engine.victims import Victims
 from binder.pod.demand import parse_demand
 from tests.fakes.cluster import cluster_of, resident, sized
-from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.objects import GIB, KEYS, budget, gpu, node, pod, report
 
 
 def cluster_with(nodes: dict[str, int], *pods: dict[str, Any]) -> Cluster:
@@ -98,13 +98,7 @@ def test_a_budget_is_never_violated(allowed: int, victims: list[str] | None) -> 
     for one in pods:
         one["metadata"]["labels"] = labelled
     budgets = Budgets()
-    budgets.put(
-        {
-            "metadata": {"uid": "pdb", "namespace": "team", "name": "pdb"},
-            "spec": {"selector": {"matchLabels": labelled}},
-            "status": {"disruptionsAllowed": allowed},
-        }
-    )
+    budgets.put(budget(allowed))
     found = candidate(cluster_with({"n1": 16}, *pods), pod("vip", mem="16Gi", priority=10), budgets=budgets)
     assert names(found) == victims
 
@@ -139,14 +133,6 @@ def test_the_search_is_cheap_on_many_nodes_that_do_not_help() -> None:
     assert set(looked) == {"one"}
 
 
-def budget(uid: str, app: str, allowed: int) -> dict[str, Any]:
-    return {
-        "metadata": {"uid": uid, "namespace": "team", "name": uid},
-        "spec": {"selector": {"matchLabels": {"app": app}}},
-        "status": {"disruptionsAllowed": allowed},
-    }
-
-
 def labelled(one: dict[str, Any], **labels: str) -> dict[str, Any]:
     one["metadata"]["labels"] = labels
     return one
@@ -155,7 +141,7 @@ def labelled(one: dict[str, Any], **labels: str) -> dict[str, Any]:
 @pytest.mark.parametrize("legal_priority", [0, 5])
 def test_a_protected_victim_is_passed_over_for_a_legal_one_on_the_same_node(legal_priority: int) -> None:
     budgets = Budgets()
-    budgets.put(budget("pdb", "web", 0))
+    budgets.put(budget(0))
     cluster = cluster_with(
         {"n1": 16},
         labelled(placed("kept", "n1", 8, 1), app="web"),
@@ -166,7 +152,7 @@ def test_a_protected_victim_is_passed_over_for_a_legal_one_on_the_same_node(lega
 
 def test_of_a_budget_s_pods_only_as_many_go_as_it_allows() -> None:
     budgets = Budgets()
-    budgets.put(budget("pdb", "web", 1))
+    budgets.put(budget(1))
     cluster = cluster_with(
         {"n1": 16},
         labelled(placed("web1", "n1", 4, 1), app="web"),
@@ -182,8 +168,8 @@ def test_of_a_budget_s_pods_only_as_many_go_as_it_allows() -> None:
 
 def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
     budgets = Budgets()
-    budgets.put(budget("one", "web", 5))
-    budgets.put(budget("two", "web", 5))
+    budgets.put(budget(5, "web", "one"))
+    budgets.put(budget(5, "web", "two"))
     cluster = cluster_with({"n1": 16}, labelled(placed("a", "n1", 16), app="web"))
     assert candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
 
@@ -191,7 +177,7 @@ def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
 def test_a_larger_pod_of_the_same_budget_on_another_gpu_hides_nobody() -> None:
     """One of the two may go, and only the smaller one would help."""
     budgets, cluster = Budgets(), cluster_with({})
-    budgets.put(budget("pdb", "web", 1))
+    budgets.put(budget(1))
     cluster.state.set_node(node("n1", says=report(gpu("GPU-0"), gpu("GPU-1", index=1))))
     cluster.decider.table.beat(NodeName("n1"), 1.0)
     for uid, gib, slot, priority in (("small", 4, 0, 0), ("large", 8, 1, 0), ("high", 8, 1, 50)):
@@ -203,7 +189,7 @@ def test_a_larger_pod_of_the_same_budget_on_another_gpu_hides_nobody() -> None:
 
 def test_one_node_s_budget_does_not_hide_another_node() -> None:
     budgets = Budgets()
-    budgets.put(budget("pdb", "web", 0))
+    budgets.put(budget(0))
     kept = [labelled(placed(f"kept{i}", f"n{i}", 16, 0), app="web") for i in range(100)]
     cluster = cluster_with({f"n{i}": 16 for i in range(100)} | {"z": 16}, *kept, placed("legal", "z", 16, 5))
     assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets)) == ["legal"]
@@ -248,7 +234,7 @@ def test_whatever_can_be_had_on_some_node_is_found(seed: int) -> None:
     nodes = {f"n{i}": chance.choice((8, 16)) for i in range(12)}
     pods, budgets = [], Budgets()
     for uid in ("p", "q"):
-        budgets.put(budget(uid, uid, chance.randrange(3)))
+        budgets.put(budget(chance.randrange(3), uid, uid))
     for name, size in nodes.items():
         while size > 0 and chance.random() < 0.9:
             gib = chance.randint(1, size)
