@@ -97,7 +97,7 @@ class NodeAgentApi(NodeAgentServicer):
         async for _ in self._changes(until=None):
             if self._models.get(model.ref.uid) is not model or model.name != name:
                 return
-            yield status_of(model, gateway, trouble=self._gateway.gpu_trouble(model))
+            yield status_of(model, gateway, gpu_failure=self._gateway.gpu_failure(model))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         return await self._answer("ListModels", context, self._list(context))

@@ -66,12 +66,12 @@ def progress_of(model: Model) -> pb.LoadProgress:
     )
 
 
-def status_of(model: Model, gateway: pb.Gateway | None, *, trouble: str = "") -> pb.ModelStatus:
-    """`trouble`: what is wrong with its GPU. Triton may go on serving it there; it must get no requests."""
+def status_of(model: Model, gateway: pb.Gateway | None, *, gpu_failure: str = "") -> pb.ModelStatus:
+    """`gpu_failure`: what is wrong with its GPU. Triton may go on serving it there; it must get no requests."""
     return pb.ModelStatus(
         model_name=model.name or "",
-        state=STATES[ModelState.FAILED if trouble else model.state],
-        reason=trouble or model.reason,
+        state=STATES[ModelState.FAILED if gpu_failure else model.state],
+        reason=gpu_failure or model.reason,
         gpu_uuid="" if model.gpu is None else model.gpu.uuid,
         requested_bytes=model.requested_bytes,
         measured_bytes=model.measured_bytes,

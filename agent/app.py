@@ -174,7 +174,7 @@ def _assembled(
     )
     serving = Serving(slots, repository, admission, ports, crashes=crashes, outcomes=outcomes)
 
-    # What wakes whom.
+    # Which event starts which loop.
     changes, limits_changed = asyncio.Event(), asyncio.Event()
     link_wakes = [] if link is None else [link.wake]
     cold_starts = ColdStarts(metrics.cold_start)
@@ -202,7 +202,7 @@ def _assembled(
         _Loop("gpus", gpu_loop.step, poll),
         _Loop("reconcile", reconcile.step, poll, changes),
         _Loop("report", report.step, poll, reporter.wake),
-        _Loop("heartbeat", heartbeat.beat, beat, reporter.trouble_changed),
+        _Loop("heartbeat", heartbeat.beat, beat, reporter.failure_changed),
         _Loop("limits", limits.step, _VERIFY_EVERY * beat, limits_changed),
         _Loop("verify", reporter.verify, _VERIFY_EVERY * beat),
     )

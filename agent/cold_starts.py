@@ -2,7 +2,7 @@
 
 download  until their files are here: the loader's container, its download, its stream to the agent
 load      until Triton serves them, with the time in the load queue
-proxy     until the pod's proxy has asked for them: its container
+proxy     until the pod's proxy has requested them: its container
 
 With the scaler's phases of a cold start (`scaler.core.cold_starts`) this is where a first request's time goes: its `schedule`
 ends where `download` begins, and its `load` is all three and the kubelet's report that the pod is ready.

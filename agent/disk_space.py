@@ -14,7 +14,7 @@ class DiskFull(Exception):
 
 
 # What a stream may hold of the disk beside what it has written. One that announces much and sends little keeps no
-# more than this from the others, and asks for more only as it writes.
+# more than this from the others, and requests more only as it writes.
 WINDOW_BYTES = 64 * 1024**2
 
 

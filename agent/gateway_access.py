@@ -29,6 +29,6 @@ class GatewayAccess:
             for wake in self._wakes:
                 wake.set()
 
-    def gpu_trouble(self, model: Model) -> str:
+    def gpu_failure(self, model: Model) -> str:
         """What is broken of the GPU of a model that serves."""
-        return self._replicas.gpu_trouble(model)
+        return self._replicas.gpu_failure(model)

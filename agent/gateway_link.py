@@ -54,7 +54,7 @@ class GatewayLink:
         self._requested: set[PodUid] = set()
         # Left out of the list until they may be used again.
         self._drained: set[PodUid] = set()
-        self._trouble = ""
+        self._failure = ""
 
     async def run(self) -> None:
         """For ever. To be started once the pods are known."""
@@ -153,15 +153,15 @@ class GatewayLink:
         for drained in self._draining.values():
             drained.set()
 
-    def _note(self, trouble: str) -> None:
+    def _note(self, failure: str) -> None:
         """Say it once, when it changes."""
-        if trouble != self._trouble:
+        if failure != self._failure:
             log.log(
-                logging.WARNING if trouble else logging.INFO,
-                "gateway is " + ("away" if trouble else "here"),
-                extra=fields(reason=trouble) if trouble else None,
+                logging.WARNING if failure else logging.INFO,
+                "gateway is " + ("away" if failure else "here"),
+                extra=fields(reason=failure) if failure else None,
             )
-        self._trouble = trouble
+        self._failure = failure
 
 
 class NoGateway:

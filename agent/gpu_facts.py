@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from agent.gpus import GpuReading, Gpus, GpusHang, GpusUnknown, trouble_of
+from agent.gpus import GpuReading, Gpus, GpusHang, GpusUnknown, gpus_failure
 from agent.models import Models
 from berth.contract.ids import GpuUuid
 from berth.contract.report import GpuReport
@@ -29,7 +29,7 @@ class GpuFacts:
         # `Models.residency` when the readings were begun.
         self.residency = -1
         self._residency_now = residency
-        self._trouble = ""
+        self._failure = ""
         self._whole: frozenset[GpuUuid] = frozenset()
         self._hanging_since: float | None = None
 
@@ -47,8 +47,8 @@ class GpuFacts:
 
     def listed(self) -> tuple[GpuReading, ...]:
         """The GPUs that are known to be here. Raises GpusUnknown while none has ever been seen."""
-        if self._trouble and not self.readings:
-            raise GpusUnknown(self._trouble)
+        if self._failure and not self.readings:
+            raise GpusUnknown(self._failure)
         return self.readings
 
     def have_turned(self) -> bool:
@@ -68,19 +68,19 @@ class GpuFacts:
         except GpusUnknown as error:
             self.readings = tuple(_unknown(reading, str(error)) for reading in self.readings)
 
-    def _note(self, trouble: str, *, hangs: bool = False) -> None:
+    def _note(self, failure: str, *, hangs: bool = False) -> None:
         """Say it once, when it changes."""
         if not hangs:
             self._hanging_since = None
         elif self._hanging_since is None:
             self._hanging_since = self._clock()
-        if trouble != self._trouble:
+        if failure != self._failure:
             log.log(
-                logging.WARNING if trouble else logging.INFO,
-                "gpu facts " + ("unknown" if trouble else "known again"),
-                extra=fields(reason=trouble) if trouble else None,
+                logging.WARNING if failure else logging.INFO,
+                "gpu facts " + ("unknown" if failure else "known again"),
+                extra=fields(reason=failure) if failure else None,
             )
-        self._trouble = trouble
+        self._failure = failure
 
 
 class OtherUse:
@@ -143,9 +143,9 @@ def _gone(facts: GpuFacts, models: Models) -> Iterator[GpuReport]:
         return
     held = {gpu.uuid: gpu for model in models if model.resident and model.gpu for gpu in model.gpu.gpus}
     for uuid, gpu in sorted(held.items()):
-        if uuid not in {one.uuid for one in here} and (trouble := trouble_of([uuid], here)):
+        if uuid not in {one.uuid for one in here} and (failure := gpus_failure([uuid], here)):
             yield GpuReport(
-                uuid=uuid, index=gpu.index, headroom_bytes=0, healthy=False, reason=trouble, broken=True
+                uuid=uuid, index=gpu.index, headroom_bytes=0, healthy=False, reason=failure, broken=True
             )
 
 

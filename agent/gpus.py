@@ -66,7 +66,7 @@ def cuda_ordinals(readings: Iterable[GpuReading]) -> dict[GpuUuid, int]:
     return {gpu.uuid: ordinal for ordinal, gpu in enumerate(seen)}
 
 
-def trouble_of(gpus: Collection[GpuUuid], readings: Collection[GpuReading]) -> str:
+def gpus_failure(gpus: Collection[GpuUuid], readings: Collection[GpuReading]) -> str:
     """What is broken of the GPUs that a model is on; "" where nothing is, or it cannot be known. A GPU that is
     not among the readings is gone, unless the UUID of one of them is unknown."""
     there = {reading.uuid: reading for reading in readings}

@@ -7,7 +7,7 @@ from agent.reporter import Reporter
 from berth.contract.keys import Keys
 from berth.kube.lease import Heartbeat
 
-_TROUBLE_CHARACTERS = 512
+_FAILURE_CHARACTERS = 512
 
 
 class Stalled(Exception):
@@ -42,8 +42,8 @@ class AgentHeartbeat:
         late = [name for name, at in self._passed_at.items() if self._clock() - at > self._patience]
         if late:
             raise Stalled(f"no heartbeat while these do not work: {', '.join(late)}")
-        trouble = self._reporter.trouble
-        if not trouble and not self._reporter.has_written:
+        failure = self._reporter.failure
+        if not failure and not self._reporter.has_written:
             raise Stalled("no heartbeat before the first report")
-        await self._heartbeat.beat({self._keys.report_behind: trouble[:_TROUBLE_CHARACTERS] or None})
-        self._reporter.announced(trouble)
+        await self._heartbeat.beat({self._keys.report_behind: failure[:_FAILURE_CHARACTERS] or None})
+        self._reporter.announced(failure)

@@ -51,8 +51,8 @@ class Readiness:
             return "the node's pods are not known yet"
         if self._triton.version is None:
             return "Triton does not answer"
-        if self._reporter.trouble:
-            return f"the report cannot be written: {self._reporter.trouble}"
+        if self._reporter.failure:
+            return f"the report cannot be written: {self._reporter.failure}"
         return None if self._reporter.has_written else "no report has been written"
 
 

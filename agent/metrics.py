@@ -119,8 +119,8 @@ class AgentMetrics:
 
     def _set_gpu(self, gpu: GpuReport, report: NodeReport) -> None:
         models = (model for model in report.models if gpu.uuid in model.gpus)
-        held = sum(reserved_bytes(model.requested_bytes, model.measured_bytes) for model in models)
-        free = free_bytes(gpu, held)
+        reserved = sum(reserved_bytes(model.requested_bytes, model.measured_bytes) for model in models)
+        free = free_bytes(gpu, reserved)
         unknown = float("nan")
         self._total.labels(gpu.uuid).set(unknown if gpu.total_bytes is None else gpu.total_bytes)
         self._other_use.labels(gpu.uuid).set(unknown if gpu.other_use_bytes is None else gpu.other_use_bytes)

@@ -12,7 +12,7 @@
         ecc: 3                 # uncorrected memory errors since the last reset
         remap: pending         # or failed: of a bad row of its memory
         mig: true
-    models:                    # what a model takes once it is loaded; `requested` is what its pod asked for
+    models:                    # what a model takes once it is loaded; `requested` is what its pod requested
       resnet: 10Gi
       "*": requested
 

@@ -52,7 +52,7 @@ class Model:
     resident: bool = False
     # An earlier agent has reported it as served: no loader will stage it for this pod again.
     has_served: bool = False
-    # Its pod's proxy has asked for it.
+    # Its pod's proxy has requested it.
     has_proxy: bool = False
     # Since its first failure without success in between.
     retry: Retry | None = None
@@ -89,7 +89,7 @@ class IdTaken(Exception):
 
 
 class OneModelOnly(Exception):
-    """The pod has a model, and asks for another: a pod is one model."""
+    """The pod has a model, and requests another: a pod is one model."""
 
 
 class PodGone(Exception):
@@ -201,7 +201,7 @@ class Models:
             self.touch()
 
     def see_proxy(self, model: Model) -> None:
-        """Its pod's proxy has asked for it."""
+        """Its pod's proxy has requested it."""
         if not model.has_proxy:
             model.has_proxy = True
             self.touch()

@@ -48,11 +48,11 @@ def choice_of(pod: ModelPod, model: Model) -> GpuChoice:
     if gpu is None:
         raise _no_choice(pod)
     if not pod.request_bytes:
-        raise NotPlaced(f"pod {pod.ref} asks for no GPU memory; a model has some of its own")
+        raise NotPlaced(f"pod {pod.ref} requests no GPU memory; a model has some of its own")
     if gpu.bytes != pod.request_bytes:
-        raise NotPlaced(f"pod {pod.ref} asks for {pod.request_bytes} bytes but was given {gpu.bytes}")
+        raise NotPlaced(f"pod {pod.ref} requests {pod.request_bytes} bytes but was given {gpu.bytes}")
     if len(gpu.gpus) != pod.gpu_count:
-        raise NotPlaced(f"pod {pod.ref} asks for {pod.gpu_count} GPUs but was given {len(gpu.gpus)}")
+        raise NotPlaced(f"pod {pod.ref} requests {pod.gpu_count} GPUs but was given {len(gpu.gpus)}")
     return gpu
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent.gpus import GpuReading, GpusUnknown, trouble_of
+from agent.gpus import GpuReading, GpusUnknown, gpus_failure
 from agent.models import Model, Models
 from berth.contract import wire
 from berth.contract.errors import InvalidValue
@@ -29,13 +29,13 @@ _ENDED = "the model's pod has ended"
 Readings = Callable[[], tuple[GpuReading, ...]]  # raises GpusUnknown
 
 
-def gpu_trouble(model: Model, readings: Readings) -> str:
+def gpu_failure(model: Model, readings: Readings) -> str:
     """What is wrong with the GPU of a model that serves; empty while the GPUs are unknown.
     Triton may go on serving it there; it must get no requests."""
     if model.state is not ModelState.READY or model.gpu is None:
         return ""
     with suppress(GpusUnknown):
-        return trouble_of(model.gpu.uuids, readings())
+        return gpus_failure(model.gpu.uuids, readings())
     return ""
 
 
@@ -48,9 +48,9 @@ class Replicas:
         self._models, self._secret, self._readings = models, secret, readings
         self._limits = dict(limits)
 
-    def gpu_trouble(self, model: Model) -> str:
+    def gpu_failure(self, model: Model) -> str:
         """What is broken of the GPU of a model that serves."""
-        return gpu_trouble(model, self._readings)
+        return gpu_failure(model, self._readings)
 
     def ticket(self, uid: PodUid) -> bytes:
         return ticket_of(self._secret, uid)
@@ -96,15 +96,15 @@ class Replicas:
     def _withheld(self, model: Model) -> str | None:
         if not model.pod_lives:
             return _ENDED
-        if trouble := self.gpu_trouble(model):
-            return trouble[:_REASON_CHARACTERS]
+        if failure := self.gpu_failure(model):
+            return failure[:_REASON_CHARACTERS]
         if model.state is ModelState.FAILED:
             return (model.reason or "the agent calls the model failed")[:_REASON_CHARACTERS]
         return None
 
 
 def read_limits(asked: pb.ReplicaLimits) -> ReplicaLimits:
-    """What a pod asks for in WatchModel. Raises InvalidValue."""
+    """What a pod requests in WatchModel. Raises InvalidValue."""
     usual, timeout = ReplicaLimits(), asked.request_timeout_seconds
     if not (math.isfinite(timeout) and timeout >= 0):
         raise InvalidValue(f"limits.request_timeout_seconds is {timeout}; a number of seconds is expected")

@@ -1,7 +1,7 @@
 """Publishes the node's report: four annotations, written only when their content has changed.
 
 Where it cannot be written, the agent's heartbeat says that what stands on the node is not the current
-report, and the binder places nothing by it (`trouble`, `announced`).
+report, and the binder places nothing by it (`failure`, `announced`).
 """
 
 import asyncio
@@ -54,9 +54,9 @@ class Reporter:
         self._written: NodeReport | None = None
         self._changed = asyncio.Event()
         self.wake = asyncio.Event()
-        self.trouble = ""
+        self.failure = ""
         """Why the report could not be written; empty where what stands on the node is current."""
-        self.trouble_changed = asyncio.Event()
+        self.failure_changed = asyncio.Event()
         self._is_behind_announced = False
 
     @property
@@ -67,7 +67,7 @@ class Reporter:
         """Return once a report that lists this pod's model stands on the node, or once the heartbeat says that
         none can be written, for then no pod is placed here. Raises TimeoutError."""
         async with asyncio.timeout(COVER_TIMEOUT_SECONDS):
-            while not self._is_listed(uid) and not (self._is_behind_announced and self.trouble):
+            while not self._is_listed(uid) and not (self._is_behind_announced and self.failure):
                 change = self._changed
                 self.wake.set()
                 await change.wait()
@@ -75,9 +75,9 @@ class Reporter:
     def _is_listed(self, uid: PodUid) -> bool:
         return self._written is not None and self._written.model_of(uid) is not None
 
-    def announced(self, trouble: str) -> None:
+    def announced(self, failure: str) -> None:
         """The heartbeat has said whether the report on the node is current."""
-        self._is_behind_announced = bool(trouble)
+        self._is_behind_announced = bool(failure)
         self._notify()
 
     async def step(self) -> None:
@@ -85,9 +85,9 @@ class Reporter:
         try:
             await self._write_changes()
         except (KubeError, ReportTooLarge) as error:
-            self._set_trouble(str(error))
+            self._set_failure(str(error))
             raise
-        self._set_trouble("")
+        self._set_failure("")
 
     async def _write_changes(self) -> None:
         report, gauges = self._build(), gauge_annotations(self._readings(), self._keys)
@@ -135,10 +135,10 @@ class Reporter:
             return False
         return (self._now() - self._gauges_at).total_seconds() >= GAUGES_EVERY_SECONDS
 
-    def _set_trouble(self, trouble: str) -> None:
-        changed, self.trouble = bool(trouble) != bool(self.trouble), trouble
+    def _set_failure(self, failure: str) -> None:
+        changed, self.failure = bool(failure) != bool(self.failure), failure
         if changed:
-            self.trouble_changed.set()
+            self.failure_changed.set()
 
     def _notify(self) -> None:
         self._changed.set()

@@ -136,7 +136,7 @@ class _Pauses:
         self._away = Backoff(initial_seconds=0.5, cap_seconds=5.0)
         # To a full disk a large model would be sent in vain again and again.
         self._full = Backoff(initial_seconds=5.0, cap_seconds=60.0)
-        # Beside what the agent asks for, so that those who wait do not come back all at once.
+        # Added to the pause that the agent names, so that waiting loaders do not retry all at once.
         self._busy = Backoff(initial_seconds=0.5, cap_seconds=10.0, jitter=0.9)
         self._waited = self._queued = 0.0
 

@@ -32,7 +32,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASC
 
 
 class _TryAgain(Exception):
-    """The download broke off, or the server is in trouble."""
+    """The download broke off, or the server fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class Download:
             coding = ", ".join(response.headers.getall(header, ()))
             if coding.lower() not in {"", usual}:
                 raise self._failed(
-                    f"the server sends it with {header} {one_line(coding, limit=100)}, though it was asked for "
+                    f"the server sends it with {header} {one_line(coding, limit=100)}, though it was requested "
                     "the file as it is; serve it without"
                 )
         has_end = response.content_length is not None or "Transfer-Encoding" in response.headers

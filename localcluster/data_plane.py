@@ -210,11 +210,13 @@ async def node(
         path = directory / "inference"
         path.write_text(key + "\n")
     command = gateway_command(listen=listen, control=control, admin=admin, http=http, grpc=grpc, key=path)
-    told = agent(Endpoint(f"{network}.0.3", GATEWAY_PORT), gateway=listen, control=control, replicas=replicas)
+    connection = agent(
+        Endpoint(f"{network}.0.3", GATEWAY_PORT), gateway=listen, control=control, replicas=replicas
+    )
     async with AsyncExitStack() as stack:
         process = await spawn([*command, *more], log=log, env=os.environ)
         stack.push_async_callback(end, process, grace_seconds=0)
-        speaking = await stack.enter_async_context(told)
+        speaking = await stack.enter_async_context(connection)
         await until_ready(process, admin, log)
         yield Node(network, directory, speaking, listen, admin, process, stack)
 

@@ -1,4 +1,4 @@
-"""Debian's packages, for programs that neither pip nor Go brings."""
+"""Debian's packages, for programs that neither pip nor Go installs."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ def install(packages: Iterable[str]) -> None:
     if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     print(f"installing Debian's packages {' '.join(packages)}", file=sys.stderr, flush=True)
-    # Never at the price of another package, such as a Docker that brings a containerd of its own.
+    # Never at the price of another package, such as a Docker with a containerd of its own.
     command = ["apt-get", "install", "-qq", "--yes", "--no-install-recommends", "--no-remove", *packages]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with locked(cache_directory() / "apt.lock"):

@@ -507,7 +507,7 @@ def _summarise(console: Console, story: Story, seconds: float) -> None:
     for name, mebibytes in sorted(story.cluster.rss_mebibytes().items()):
         memory.add_row(name, f"{mebibytes:.0f}")
     console.print(memory)
-    console.print(f"\n[bold green]Everything held.[/bold green] {seconds:.0f} s in all.")
+    console.print(f"\n[bold green]All checks passed.[/bold green] {seconds:.0f} s in all.")
 
 
 async def _keep(console: Console, cluster: LocalCluster, stop: asyncio.Event) -> None:

@@ -1,8 +1,8 @@
 """What `deploy/` says, and the little that the local cluster lays over it.
 
 Flags, mounts, users and probes stand in `deploy/` and nowhere else: the local cluster's nodes have the label
-and the RuntimeClass that it asks for, and the process kubelet knows its image names. Laid over it are mock
-GPUs, flags that a test asks for, and how many binders, scalers and activators there are.
+and the RuntimeClass that it names, and the process kubelet knows its image names. Laid over it are mock
+GPUs, flags that a test sets, and how many binders, scalers and activators there are.
 """
 
 import copy

@@ -28,9 +28,9 @@ def _use_addresses(api_server: str) -> None:
     from berth.kube import client
 
     here = api_server.rpartition(".")[0].rpartition(".")[0]
-    told = f'"10.{here.partition(".")[2]}.'.encode()
+    shown = f'"10.{here.partition(".")[2]}.'.encode()
     parsed = client._parsed
-    client._parsed = lambda data: parsed(data.replace(told, f'"{here}.'.encode()))
+    client._parsed = lambda data: parsed(data.replace(shown, f'"{here}.'.encode()))
 
 
 if __name__ == "__main__":

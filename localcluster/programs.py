@@ -13,7 +13,7 @@ from localcluster import triton
 from localcluster.kubelet.images import Image, Images
 
 _PYTHON = f'exec "{sys.executable}" -m'
-# Changing an owner takes root; where nobody is root, every process is the same user and it changes nothing.
+# Changing an owner takes root; without root, every process is the same user and it changes nothing.
 _NO_CHOWN = 'echo "chown $*: left out, because this kubelet is not root" >&2'
 
 

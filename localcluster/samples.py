@@ -1,6 +1,6 @@
 """Model pods and model files for the demo and the tests, made from `deploy/samples`.
 
-What users are told to copy is what runs here: the sample Deployment with other names and numbers.
+The sample that users copy is what runs here: the sample Deployment with other names and numbers.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""`/stat` of one model: the last second's load, as Knative's Stat if protobuf is asked for, else as JSON."""
+"""`/stat` of one model: the last second's load, as Knative's Stat if protobuf is requested, else as JSON."""
 
 import json
 import socket

@@ -19,7 +19,7 @@ from scaler.decision.defaults import BERTH, KEYS, Defaults, read_defaults
 
 log = logging.getLogger(__name__)
 
-# A kubelet brings a changed ConfigMap to its pods within a minute or so.
+# A kubelet updates a changed ConfigMap in its pods within a minute or so.
 _LOOK_SECONDS: Final = 5.0
 # A kubelet exchanges all files at once by this link, so that what is read through it is of one ConfigMap.
 _KUBELETS_LINK: Final = "..data"
@@ -112,7 +112,7 @@ def _not_honoured(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 class ConfigMapWatch:
-    """`apply` is told of each ConfigMap that differs from the one before and can be read; a bad one changes nothing."""
+    """`apply` is called with each ConfigMap that differs from the one before and can be read; a bad one changes nothing."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ConfigMapWatch:
         apply: Callable[[ConfigMap], None],
         refused: Callable[[bool], None] = lambda is_refused: None,
     ) -> None:
-        """`refused` is told at each look whether what is mounted now is bad."""
+        """`refused` is called at each look with whether what is mounted now is bad."""
         self._directory, self._current, self._apply, self._refused = directory, current, apply, refused
         self._said = ""
 

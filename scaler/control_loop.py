@@ -85,8 +85,8 @@ class ControlLoop:
         self._is_paused = True
         self._core.pause()
 
-    def heard(self, loads: list[ReplicaLoad], replicas: Container[str]) -> None:
-        """A gateway has answered."""
+    def record_loads(self, loads: list[ReplicaLoad], replicas: Container[str]) -> None:
+        """A gateway has reported its loads."""
         self._core.record_loads(loads, replicas, self._clock_ns())
 
     async def run(self) -> None:

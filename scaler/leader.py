@@ -52,7 +52,7 @@ class ScalingLeader:
             self.pause()
         try:
             async with scraping_session() as session, self._exporters.leading(), supervise() as tasks:
-                scraper = Scraper(session, self._watch.gateways, self._loop.heard, self._metrics)
+                scraper = Scraper(session, self._watch.gateways, self._loop.record_loads, self._metrics)
                 tasks.eternal("scrape", scraper.run())
                 tasks.eternal("routes", self._routes.run())
                 tasks.eternal("decisions", self._loop.run())

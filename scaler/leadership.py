@@ -133,7 +133,7 @@ class Leadership:
 
 
 def identity(control: Endpoint, pod_uid: str = "") -> str:
-    """Unique for each life of each replica; ends in where its activators reach it, after an @, where that is told."""
+    """Unique for each life of each replica; ends in where its activators reach it, after an @, where that is known."""
     lives_in = pod_uid.replace("-", "") or str(os.getpid())
     name = f"{socket.gethostname()}-{lives_in}-{secrets.token_hex(4)}"
     return name if control.host in ("0.0.0.0", "::", "") else f"{name}@{control}"  # noqa: S104

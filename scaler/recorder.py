@@ -87,6 +87,6 @@ class Recorder:
         log.warning("the record of decisions ends", extra=fields(file=str(self._path), reason=why))
         file, self._file = self._file, None
         if file is not None:
-            # What it still held is lost, as the log says.
+            # What it still buffered is lost, as the log says.
             with contextlib.suppress(OSError):
                 file.close()

@@ -83,7 +83,7 @@ class RouteController:
         self._put, self._act, self._on_report = put, act, on_report
         self._leader, self._clock_ns = leader, clock_ns
         # Why requests cannot be routed to the activators, of models that need it.
-        self.troubles: dict[ModelKey, str] = {}
+        self.failures: dict[ModelKey, str] = {}
         self._leads = False
         # When the next pass is due, of models that the activators have to do with.
         self._due: dict[ModelKey, int] = {}
@@ -210,27 +210,27 @@ class RouteController:
             self._put(action)
         self._streams.assign(model, decision.assignments)
         self._core.set_route(model, _route_status(decision))
-        self._note_trouble(model, decision.trouble)
-        if not decision.needs_activators and not decision.trouble:
+        self._note_failure(model, decision.failure)
+        if not decision.needs_activators and not decision.failure:
             self._due.pop(model, None)
         else:
             self._due[model] = now_ns + (_SETTLED_NS if _is_settled(decision, deployment) else SECOND_NS)
 
-    def _note_trouble(self, model: ModelKey, trouble: str) -> None:
-        if trouble == self.troubles.get(model, ""):
+    def _note_failure(self, model: ModelKey, failure: str) -> None:
+        if failure == self.failures.get(model, ""):
             return
-        if trouble:
-            self.troubles[model] = trouble
-            log.warning("requests cannot be routed to activators", extra=fields(model=model, reason=trouble))
+        if failure:
+            self.failures[model] = failure
+            log.warning("requests cannot be routed to activators", extra=fields(model=model, reason=failure))
         else:
-            del self.troubles[model]
+            del self.failures[model]
 
     def _forget(self, model: ModelKey) -> None:
         """Its slices are stale from now on."""
         self._reconciler.delete_model(model, self._clock_ns())
         self._streams.assign(model, {})
         self._due.pop(model, None)
-        self.troubles.pop(model, None)
+        self.failures.pop(model, None)
         self._expired_ns = 0
         self._wake.set()
 
@@ -253,7 +253,7 @@ def _template(deployment: Deployment) -> Template:
 
 def _route_status(decision: RouteDecision) -> RouteStatus:
     proven_ns = decision.proxied_since_ns if decision.proven else None
-    return RouteStatus(proven_ns=proven_ns, quiet=decision.quiet, trouble=decision.trouble)
+    return RouteStatus(proven_ns=proven_ns, quiet=decision.quiet, failure=decision.failure)
 
 
 def _is_settled(decision: RouteDecision, deployment: Deployment) -> bool:

@@ -67,13 +67,13 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: ScaleOptions, _: asyncio.Event) -> None:
     async with open_client(options.kubeconfig) as client:
         try:
-            told = await ask(client, options)
+            view = await ask(client, options)
         except KubeError as error:
             raise CannotStart(f"API server {client.host}: {error}") from error
     if options.output == "json":
-        print(json.dumps(told, indent=2))
+        print(json.dumps(view, indent=2))
     else:
-        show(told, console(), utc_now())
+        show(view, console(), utc_now())
 
 
 async def ask(client: KubeClient, options: ScaleOptions) -> Json:
@@ -83,13 +83,13 @@ async def ask(client: KubeClient, options: ScaleOptions) -> Json:
     invalid = _invalid(deployment, model, options.key_prefix)
     try:
         figures = await _of_leader(client, options.system_namespace, model)
-    except _NotTold as error:
-        return {**_written(deployment, model, options.key_prefix), "invalid": invalid, "trouble": str(error)}
-    return {"from": "leader", "trouble": "", **figures}
+    except _LeaderUnavailable as error:
+        return {**_written(deployment, model, options.key_prefix), "invalid": invalid, "error": str(error)}
+    return {"from": "leader", "error": "", **figures}
 
 
-class _NotTold(Exception):
-    """Why the leader has told nothing."""
+class _LeaderUnavailable(Exception):
+    """Why the leader gave no status."""
 
 
 async def _deployment(client: KubeClient, model: ModelKey) -> Json:
@@ -119,56 +119,62 @@ def _invalid(deployment: Json, model: ModelKey, keys: Keys) -> str:
 
 
 async def _of_leader(client: KubeClient, system_namespace: str, model: ModelKey) -> Json:
-    """Raises _NotTold."""
+    """Raises _LeaderUnavailable."""
     pod, host = await _leader(client, system_namespace)
     try:
         return await client.get(f"{paths.pod(system_namespace, pod)}:{ADMIN_PORT}/proxy{models_path(model)}")
     except NotFound as error:
         if error.reason != "NotFound":  # it is the scaler's own answer, not the API server's about its pod
-            raise _NotTold(f"the scaler that leads ({pod}) does not scale it yet") from error
+            raise _LeaderUnavailable(f"the scaler that leads ({pod}) does not scale it yet") from error
         if host is None:
-            raise _NotTold(f"the scaler that led ({pod}) is gone") from error
+            raise _LeaderUnavailable(f"the scaler that led ({pod}) is gone") from error
     except KubeError as error:
-        raise _NotTold(f"the scaler that leads ({pod}) cannot be asked: {error}") from error
+        raise _LeaderUnavailable(f"the scaler that leads ({pod}) cannot be asked: {error}") from error
     return await _asked_directly(f"http://{host}:{ADMIN_PORT}{models_path(model)}", pod)
 
 
 async def _leader(client: KubeClient, system_namespace: str) -> tuple[str, str | None]:
-    """Its pod, and its address where the Lease names one. Raises _NotTold."""
+    """Its pod, and its address where the Lease names one. Raises _LeaderUnavailable."""
     try:
         lease = await client.get(paths.lease(system_namespace, LEASE))
     except NotFound:
-        raise _NotTold(f"no scaler has ever led: there is no Lease {system_namespace}/{LEASE}") from None
+        raise _LeaderUnavailable(
+            f"no scaler has ever led: there is no Lease {system_namespace}/{LEASE}"
+        ) from None
     except Denied as error:
-        raise _NotTold(f"who leads may not be read: {error}") from error
+        raise _LeaderUnavailable(f"who leads may not be read: {error}") from error
     spec = lease.get("spec") or {}
     name, _, address = (spec.get("holderIdentity") or "").partition("@")
     if not name:
-        raise _NotTold("no scaler leads at this moment")
+        raise _LeaderUnavailable("no scaler leads at this moment")
     renewed, seconds = parse_time(spec.get("renewTime")), float(spec.get("leaseDurationSeconds") or 0)
     if renewed is not None and (age := (utc_now() - renewed).total_seconds()) > seconds:
-        raise _NotTold(f"no scaler leads since {_duration(age - seconds)}: {name} stopped renewing its Lease")
+        raise _LeaderUnavailable(
+            f"no scaler leads since {_duration(age - seconds)}: {name} stopped renewing its Lease"
+        )
     # As the scaler calls itself: its pod, and two words that make it unique.
     return name.rsplit("-", 2)[0], address.rpartition(":")[0] or None
 
 
 async def _asked_directly(url: str, pod: str) -> Json:
-    """Where the scaler is no pod of the cluster. Raises _NotTold."""
+    """Where the scaler is no pod of the cluster. Raises _LeaderUnavailable."""
     try:
         async with aiohttp.ClientSession() as session, session.get(url, timeout=_DIRECT) as response:
             if response.status == 404:
-                raise _NotTold(f"the scaler that leads ({pod}) does not scale it yet")
+                raise _LeaderUnavailable(f"the scaler that leads ({pod}) does not scale it yet")
             response.raise_for_status()
-            told: Json = await response.json()
+            view: Json = await response.json()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise _NotTold(f"the scaler that leads ({pod}) cannot be asked: {error or 'no answer'}") from error
-    return told
+        raise _LeaderUnavailable(
+            f"the scaler that leads ({pod}) cannot be asked: {error or 'no answer'}"
+        ) from error
+    return view
 
 
 def _written(deployment: Json, model: ModelKey, keys: Keys) -> Json:
     """The status on the Deployment."""
     meta, annotations = deployment["metadata"], deployment["metadata"].get("annotations") or {}
-    told: Json = {
+    view: Json = {
         "from": "annotation",
         "namespace": model.namespace,
         "model": model.name,
@@ -178,9 +184,9 @@ def _written(deployment: Json, model: ModelKey, keys: Keys) -> Json:
     try:
         scaled = Scaled.from_text(annotations[keys.scaled])
     except (KeyError, InvalidValue):
-        return told
+        return view
     return {
-        **told,
+        **view,
         "desired": scaled.desired,
         "requested": scaled.requested,
         "pods": {"gated": scaled.gated},
@@ -194,7 +200,7 @@ def _written(deployment: Json, model: ModelKey, keys: Keys) -> Json:
 
 
 def _written_at(meta: Json, key: str) -> str | None:
-    """When whoever wrote the annotation last wrote to the Deployment, as the API server has noted it."""
+    """When the writer of the annotation last wrote to the Deployment, as the API server has noted it."""
     for entry in meta.get("managedFields") or ():
         fields = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:annotations") or {}
         if f"f:{key}" in fields:
@@ -213,45 +219,45 @@ def _rfc3339(seconds: float) -> str | None:
 # Tables.
 
 
-def show(told: Json, to: Console, now: datetime) -> None:
-    """What is not told is left out."""
+def show(view: Json, to: Console, now: datetime) -> None:
+    """What is unknown is left out."""
     head = Table(box=None, pad_edge=False, show_header=False)
-    for name, text in _head(told, now):
+    for name, text in _head(view, now):
         head.add_row(Text(name), plain(text, limit=_TEXT_LIMIT))
     to.print(head)
-    for table in (_load(told), _decisions(told, now), _cold_starts(told, now)):
+    for table in (_load(view), _decisions(view, now), _cold_starts(view, now)):
         if table.row_count:
             to.print(Text(""), table, sep="\n")
 
 
-def _head(told: Json, now: datetime) -> Iterator[tuple[str, str]]:
-    yield "MODEL", f"{told['namespace']}/{told['model']}"
-    if told["from"] == "annotation":
-        written = _age(told.get("writtenAt"), now)
+def _head(view: Json, now: datetime) -> Iterator[tuple[str, str]]:
+    yield "MODEL", f"{view['namespace']}/{view['model']}"
+    if view["from"] == "annotation":
+        written = _age(view.get("writtenAt"), now)
         said = f"status of {written} ago" if written else "status on the Deployment"
-        yield "FROM", f"{said}: {told['trouble']}"
-    if told.get("invalid"):
-        holds = "; the last valid annotations stay in effect" if told["from"] == "leader" else ""
-        yield "INVALID", f"{told['invalid']}{holds}"
-    if "class" in told:
-        yield "CLASS", told["class"]
-    if spec := told.get("spec"):
+        yield "FROM", f"{said}: {view['error']}"
+    if view.get("invalid"):
+        holds = "; the last valid annotations stay in effect" if view["from"] == "leader" else ""
+        yield "INVALID", f"{view['invalid']}{holds}"
+    if "class" in view:
+        yield "CLASS", view["class"]
+    if spec := view.get("spec"):
         yield "TARGET", _target(spec)
         yield "SCALE", _scale(spec)
-    yield "REPLICAS", _replicas(told)
-    if gated := (told.get("pods") or {}).get("gated"):
+    yield "REPLICAS", _replicas(view)
+    if gated := (view.get("pods") or {}).get("gated"):
         yield "GATED", f"scheduling gates block {gated} pods, as a quota does"
-    if told.get("capacityLimited"):
+    if view.get("capacityLimited"):
         yield (
             "CAPACITY LIMITED",
-            f"{told['capacityLimited']} of the desired replicas cannot be scheduled: {told.get('message') or 'no reason given'}",
+            f"{view['capacityLimited']} of the desired replicas cannot be scheduled: {view.get('message') or 'no reason given'}",
         )
-    elif told.get("message"):
-        yield "MESSAGE", told["message"]
-    if "activity" in told:
-        yield "STATE", _scaled_to_zero(told) if _is_scaled_to_zero(told) else _state(told, now)
-    if told.get("buffered"):
-        yield "BUFFERED", f"{told['buffered']} requests wait for a replica"
+    elif view.get("message"):
+        yield "MESSAGE", view["message"]
+    if "activity" in view:
+        yield "STATE", _scaled_to_zero(view) if _is_scaled_to_zero(view) else _state(view, now)
+    if view.get("buffered"):
+        yield "BUFFERED", f"{view['buffered']} requests wait for a replica"
 
 
 def _target(spec: Json) -> str:
@@ -267,9 +273,9 @@ def _scale(spec: Json) -> str:
     return f"{least} to {most}, initially {spec['initialScale']}"
 
 
-def _replicas(told: Json) -> str:
-    desired, requested = _known(told.get("desired")), _known(told.get("requested"))
-    return f"desired {desired}, requested {requested}, ready {told['ready']} (spec.replicas: {_known(told.get('replicas'))})"
+def _replicas(view: Json) -> str:
+    desired, requested = _known(view.get("desired")), _known(view.get("requested"))
+    return f"desired {desired}, requested {requested}, ready {view['ready']} (spec.replicas: {_known(view.get('replicas'))})"
 
 
 def _known(figure: object) -> str:
@@ -277,35 +283,35 @@ def _known(figure: object) -> str:
     return "?" if figure is None else str(figure)
 
 
-def _is_scaled_to_zero(told: Json) -> bool:
+def _is_scaled_to_zero(view: Json) -> bool:
     """It has no replica, none is desired, and nothing would block one."""
     there_is = (
-        told.get("desired"),
-        told.get("requested"),
-        told["ready"],
-        told.get("buffered"),
-        told.get("message"),
+        view.get("desired"),
+        view.get("requested"),
+        view["ready"],
+        view.get("buffered"),
+        view.get("message"),
     )
-    return not any(there_is) and told["activity"] != Activity.ACTIVE.value
+    return not any(there_is) and view["activity"] != Activity.ACTIVE.value
 
 
-def _scaled_to_zero(told: Json) -> str:
+def _scaled_to_zero(view: Json) -> str:
     """Without a leader no request starts a replica."""
     return (
-        "scaled to zero: the next request starts a replica" if told["from"] == "leader" else "scaled to zero"
+        "scaled to zero: the next request starts a replica" if view["from"] == "leader" else "scaled to zero"
     )
 
 
-def _state(told: Json, now: datetime) -> str:
-    since = _age(told.get("since"), now)
-    state = _ACTIVITY.get(told["activity"], "?") + (f" for {since}" if since else "")
-    return f"{state}, in panic: no replica is removed until it ends" if told.get("inPanic") else state
+def _state(view: Json, now: datetime) -> str:
+    since = _age(view.get("since"), now)
+    state = _ACTIVITY.get(view["activity"], "?") + (f" for {since}" if since else "")
+    return f"{state}, in panic: no replica is removed until it ends" if view.get("inPanic") else state
 
 
-def _load(told: Json) -> Table:
+def _load(view: Json) -> Table:
     table = Table("LOAD", "STABLE", "PANIC", box=None, pad_edge=False)
     for key, name in _AVERAGES.items():
-        averages: Mapping[str, float | None] = told.get(key) or {}
+        averages: Mapping[str, float | None] = view.get(key) or {}
         if averages:
             table.add_row(
                 Text(name), *(Text(_average(averages.get(window))) for window in ("stable", "panic"))
@@ -317,7 +323,7 @@ def _average(figure: float | None) -> str:
     return "?" if figure is None else f"{figure:.4g}"
 
 
-def _decisions(told: Json, now: datetime) -> Table:
+def _decisions(view: Json, now: datetime) -> Table:
     table = Table(
         "DECIDED AT",
         "RECOMMENDED",
@@ -329,7 +335,7 @@ def _decisions(told: Json, now: datetime) -> Table:
         box=None,
         pad_edge=False,
     )
-    for one in reversed(told.get("decisions") or ()):
+    for one in reversed(view.get("decisions") or ()):
         figures = (
             _known(one[key] if one[key] != -1 else None)
             for key in ("recommended", "desired", "requested", "ready")
@@ -341,9 +347,9 @@ def _decisions(told: Json, now: datetime) -> Table:
     return table
 
 
-def _cold_starts(told: Json, now: datetime) -> Table:
+def _cold_starts(view: Json, now: datetime) -> Table:
     table = Table("COLD START", "DURATION", "PHASES", box=None, pad_edge=False)
-    for one in reversed(told.get("coldStarts") or ()):
+    for one in reversed(view.get("coldStarts") or ()):
         phases = one["phases"]
         parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in phases.items())
         took = f"{sum(phases.values()):.3g} s" if PHASES[-1] in phases else "not served"

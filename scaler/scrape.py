@@ -74,7 +74,7 @@ async def scraping_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 class Scraper:
-    """`run()` asks for ever; one task a node."""
+    """`run()` scrapes until it is cancelled; one task a node."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Scraper:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # What is wrong with whom, so that it is said once.
-        self._troubles: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
 
     async def run(self) -> None:
         """Ask those that there are, as they come and go."""
@@ -107,7 +107,7 @@ class Scraper:
         nodes = self._gateways()
         for node in self._tasks.keys() - nodes.keys():
             self._tasks.pop(node).cancel()
-            self._troubles.pop(node, None)
+            self._failures.pop(node, None)
         for node in nodes.keys() - self._tasks.keys():
             self._tasks[node] = asyncio.create_task(self._ask_on(node), name=f"gateway of {node}")
 
@@ -164,16 +164,16 @@ class Scraper:
                     raise BadAnswer(f"more than {ANSWER_BYTES} bytes")
             return bytes(body)
 
-    def _note(self, node: str, trouble: str) -> None:
-        if trouble == self._troubles.get(node, ""):
+    def _note(self, node: str, failure: str) -> None:
+        if failure == self._failures.get(node, ""):
             return
-        if trouble:
+        if failure:
             log.warning(
-                "a gateway does not report loads as it should", extra=fields(node=node, error=trouble)
+                "a gateway does not report loads as it should", extra=fields(node=node, error=failure)
             )
         else:
             log.info("a gateway reports loads again", extra=fields(node=node))
-        self._troubles[node] = trouble
+        self._failures[node] = failure
 
 
 def next_moment(at: float, now: float) -> float:

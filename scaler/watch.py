@@ -1,7 +1,7 @@
 """Watches Deployments, pods, Services, their slices and priority classes, for the cache and the routes.
 
 A standby keeps all of it warm. Of the fifty thousand pods of a cluster only the fields that are read are kept; which replicas
-run on which node, and where that node's gateway is, is told to the scraper.
+run on which node, and where that node's gateway is, goes to the scraper.
 """
 
 from collections import defaultdict
@@ -79,7 +79,7 @@ class Watch:
             if node in self._servers
         }
 
-    # What is heard.
+    # The watched objects.
 
     def _on_deployment(self, change: Change) -> None:
         meta = change.object["metadata"]

@@ -181,7 +181,7 @@ class CrashLedger:
     ) -> Quarantined | None:
         """Triton has died with the loads open that are marked so. The culprit, if it is known now: not
         where Triton was unloading as well, for a model can kill it by its end. Where requests were in it as
-        well, it may have died of these: one more death is asked for."""
+        well, it may have died of these: one more crash is needed."""
         try:
             return self._charge(triton, now, was_unloading=was_unloading, had_requests=had_requests)
         finally:

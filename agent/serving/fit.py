@@ -38,7 +38,7 @@ class OtherModel:
 def misfit(load: Load, others: Iterable[OtherModel], gpus: Mapping[GpuUuid, GpuReport]) -> Misfit | None:
     """Why the load may not begin; None where it may."""
     if load.bytes <= 0:
-        return Misfit("its pod asks for no GPU memory; what it needs must be asked for", Failure.CAPACITY)
+        return Misfit("its pod requests no GPU memory; what it needs must be requested", Failure.CAPACITY)
     present = list(others)
     for uuid in load.gpus:
         if (why := _misfit_on(load, present, uuid, gpus.get(uuid))) is not None:

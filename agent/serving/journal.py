@@ -23,7 +23,7 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / JOURNAL_FILE
-        self.trouble = ""
+        self.failure = ""
         """Why the journal could not be read; empty where it could."""
 
     def read(self) -> CrashLedger:
@@ -33,7 +33,7 @@ class Journal:
         except FileNotFoundError:
             return CrashLedger()
         except (OSError, UnicodeDecodeError, InvalidValue) as error:
-            self.trouble = str(error)
+            self.failure = str(error)
             log.error(
                 "journal cannot be read: suspects and quarantine are forgotten", extra=fields(error=error)
             )

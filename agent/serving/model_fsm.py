@@ -65,7 +65,7 @@ class Event(str, Enum):
     # What Triton's index says.
     SEEN_SERVED = "seen served"
     SEEN_CHANGING = "seen changing"  # being loaded or unloaded
-    SEEN_ENDED = "seen ended"  # not held any more, and this Triton remembers it
+    SEEN_ENDED = "seen ended"  # not loaded any more, and this Triton remembers it
     SEEN_UNKNOWN = "seen unknown"  # this Triton has never had it
     # It has been in its phase for longer than it may.
     OVERDUE = "overdue"

@@ -60,7 +60,7 @@ class Slots:
         self._slots.pop(name, None)
 
     def lock(self, name: ServerName) -> asyncio.Lock:
-        """Held by the writer of the files of the model that Triton calls so."""
+        """The lock of whoever writes the files of the model that has this name in Triton."""
         return self._locks[name]
 
     # Changes.

@@ -109,7 +109,7 @@ class Bindings:
         self._decode = msgspec.json.Decoder(_Event).decode
 
     async def run(self) -> None:
-        """Watch for ever the pods that have a node: each is told once, when it is bound.
+        """Watch for ever the pods that have a node: each is reported once, when it is bound.
 
         A reader that is frozen uses up the time that the API server has for slow ones, and then it ends other
         watches too: such as this one, while pods are created for a frozen scheduler. A new one begins with

@@ -58,7 +58,7 @@ async def _measure(options: argparse.Namespace, wanted: Sequence[Contender]) -> 
         await bench.register(options.nodes)
         turns = []
         for turn in range(options.rounds):
-            # Whoever comes second finds a warmer API server.
+            # The second one finds a warmer API server.
             for contender in wanted if turn % 2 == 0 else reversed(wanted):
                 _say(f"round {turn + 1}: {contender.name}")
                 turns.append(await bench.turn(contender, turn, options))

@@ -38,7 +38,7 @@ _PRODUCT_LABEL, _ZONE_LABEL = "nvidia.com/gpu.product", "topology.kubernetes.io/
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table; write it as JSON, too, where that is asked for."""
+    """Print the table; write it as JSON, too, where that is requested."""
     sizes = [options.nodes] if options.nodes else list(SIZES)
     rows = [_measured_apart(size) for size in sizes]
     print(_table(rows))
@@ -174,7 +174,7 @@ def _bound_pods(size: int) -> Iterator[objects.Json]:
 
 
 def _demands(mix: str, count: int) -> Iterator[Demand]:
-    """Pods of 200 Deployments, the first ones far larger than the last; in one mix each asks for other
+    """Pods of 200 Deployments, the first ones far larger than the last; in one mix each requests other
     bytes, in one for more than any GPU has."""
     chance = random.Random(1)
     kinds = [_kind(number, chance) for number in range(_DEPLOYMENTS)]

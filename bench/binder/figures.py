@@ -15,7 +15,7 @@ Table = dict[str, dict[str, float]]
 @dataclass(frozen=True, slots=True)
 class Throughput:
     """`bound` is less than `pods` where the measure was broken off. CPU is the scheduler's alone;
-    `events`: those written by then, which are load too; `others_share`: what strangers took of the machine."""
+    `events`: those written by then, which are load too; `others_share`: what other processes took of the machine."""
 
     pods: int
     bound: int

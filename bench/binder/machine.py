@@ -1,4 +1,4 @@
-"""How much of the machine somebody else takes while we measure."""
+"""How much of the machine other processes use during a measurement."""
 
 import os
 import time

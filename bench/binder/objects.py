@@ -94,7 +94,7 @@ def berth_pod(name: str, ask: Ask) -> Json:
 
 
 def set_gpu_mem(pod: Json, *, mib_each: int) -> None:
-    """So much on each of the GPUs that the pod asks for; its limit is the total."""
+    """So much on each of the GPUs that the pod requests; its limit is the total."""
     count = int(pod["metadata"]["annotations"].get(KEYS.gpu_count, "1"))
     pod["spec"]["containers"][0]["resources"]["limits"][KEYS.gpu_mem] = f"{mib_each * count}Mi"
 

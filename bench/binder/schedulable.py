@@ -128,7 +128,7 @@ class _Bench:
 
 
 def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
-    """Each model asks for bytes of its own."""
+    """Each model requests a size of its own."""
     chance, models = random.Random(1), []
     for number in range(_MODELS):
         pod = json.loads(_kind(number, chance))

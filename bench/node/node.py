@@ -52,7 +52,7 @@ class TritonPythonModel:
 
 
 class _Gpus:
-    """Large ones, on which each model takes what it has asked for."""
+    """Large ones, on which each model takes what it has requested."""
 
     instance_kind = "KIND_CPU"
 

@@ -1,7 +1,7 @@
 """`python -m bench.packing --nodes FILE --pods FILE`: how much of all GPUs is given out at last.
 
 The experiment of "Beware of Fragmentation" (USENIX ATC'23): the trace's tasks, shuffled, then drawn
-again until 1.3 times the cluster's GPUs are asked for, are offered one by one; what does not fit is
+again until 1.3 times the cluster's GPUs are requested, are offered one by one; what does not fit is
 dropped, and nothing departs. With `--churn` tasks also end, and what counts is the share of the demand
 that was refused, in GPUs, in GPU-seconds and class by class.
 """
@@ -58,7 +58,7 @@ def _run(job: tuple[argparse.Namespace, int]) -> dict[str, dict[str, float]]:
 def allocated_percent(
     nodes: list[Any], tasks: list[Task], strategy: str, seed: int, loading: int
 ) -> dict[str, float]:
-    """Share of all GPUs that is given out when 100 % and 130 % of them have been asked for."""
+    """Share of all GPUs that is given out when 100 % and 130 % of them have been requested."""
     cluster = Packed(nodes, strategy_of(strategy, tasks, seed), loading=loading)
     offered, marks, result = 0.0, list(_MARKS), {}
     for number, task in enumerate(_inflow(tasks, Random(seed))):

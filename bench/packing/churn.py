@@ -1,7 +1,7 @@
 """Arrivals and departures: what share of the demand is refused when the cluster stays about full.
 
 By Little's law a cluster holds arrival rate x mean lifetime. Arrivals are a Poisson process whose rate
-gives the load asked for, lifetimes are the trace's own (deletion - creation) or exponential.
+gives the requested load, lifetimes are the trace's own (deletion - creation) or exponential.
 """
 
 import heapq
@@ -19,7 +19,7 @@ _GPUS, _GPU_SECONDS = "GPUs", "GPU-seconds"
 
 
 class Refusals:
-    """What was asked for and what no place was found for: in GPUs, in GPU-seconds, which is what the
+    """What was requested and what could not be scheduled: in GPUs, in GPU-seconds, which is what the
     cluster would have served, and in GPU-seconds class by class."""
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class Packed:
         return True
 
     def release(self, task: Task, uid: str) -> None:
-        """The task has ended, and what it held is free."""
+        """The task has ended, and what it used is free."""
         self._state.forget(PodUid(uid))
         self.allocated -= task.gpus
 

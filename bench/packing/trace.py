@@ -1,6 +1,6 @@
 """The openb trace (Alibaba cluster-trace-gpu-v2023) as nodes and pods of a Berth cluster.
 
-One GPU is 1 000 bytes of memory, `gpu_milli` of it is asked for; a task with several GPUs asks for
+One GPU is 1 000 bytes of memory, `gpu_milli` of it is requested; a task with several GPUs requests
 all of each. `gpu_spec` (`A|B`) is a node affinity on the GPU product.
 """
 
@@ -23,7 +23,7 @@ GPU_BYTES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`gpus`: how much of GPUs it asks for, in GPUs. Times in seconds."""
+    """`gpus`: how much of GPUs it requests, in GPUs. Times in seconds."""
 
     name: str
     cpu: int

@@ -99,8 +99,8 @@ def _output(command: Sequence[str], *, timeout_seconds: float) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_seconds)
     except subprocess.CalledProcessError as error:
-        told = (error.stderr or error.stdout)[-500:]
-        raise RuntimeError(f"{command[0]} ended with {error.returncode}: {told}") from error
+        message = (error.stderr or error.stdout)[-500:]
+        raise RuntimeError(f"{command[0]} ended with {error.returncode}: {message}") from error
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{command[0]} has not ended after {timeout_seconds:g} s") from error
     return done.stdout
@@ -125,7 +125,7 @@ def _h2load_count(output: str) -> int:
 
 
 def _go_count(output: str) -> int:
-    told = json.loads(output)
-    if set(told["codes"]) != {"OK"}:
+    result = json.loads(output)
+    if set(result["codes"]) != {"OK"}:
         raise RuntimeError(output)
-    return int(told["done"])
+    return int(result["done"])

@@ -212,13 +212,13 @@ def _berth_node(
     """
 
     def start(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
-        told = [replica_of(MODEL, f"uid-{n}", limits=_LIMITS) for n in range(replicas)]
+        specs = [replica_of(MODEL, f"uid-{n}", limits=_LIMITS) for n in range(replicas)]
         with ExitStack() as stack:
-            gateway = stack.enter_context(_gateway(directory, rest, grpc, told))
+            gateway = stack.enter_context(_gateway(directory, rest, grpc, specs))
             if replicas == 1:
-                sidecar = stack.enter_context(_sidecar(directory, told[0]))
+                sidecar = stack.enter_context(_sidecar(directory, specs[0]))
             else:
-                tickets = [one.ticket.hex() for one in told[:asked]]
+                tickets = [one.ticket.hex() for one in specs[:asked]]
                 ports = f"{HOST}:{HTTP}", f"{HOST}:{GRPC}"
                 command = [sys.executable, "-m", "bench.proxy.sidecars", str(_GATEWAY), *ports, *tickets]
                 sidecar = stack.enter_context(_listening(command, directory / "sidecars.log"))
@@ -238,9 +238,9 @@ def server_names(replicas: int) -> list[str]:
 
 
 @contextmanager
-def _gateway(directory: Path, rest: str, grpc: str, told: list[ReplicaSpec]) -> Iterator[Running]:
+def _gateway(directory: Path, rest: str, grpc: str, specs: list[ReplicaSpec]) -> Iterator[Running]:
     listing, control = directory / "replicas", directory / "control"
-    listing.write_text(json.dumps([one.to_json() for one in told]))
+    listing.write_text(json.dumps([one.to_json() for one in specs]))
     admin = Endpoint(HOST, 9190)
     command = gateway_command(
         listen=_GATEWAY,
@@ -259,7 +259,7 @@ def _gateway(directory: Path, rest: str, grpc: str, told: list[ReplicaSpec]) -> 
         started(command, log=directory / "gateway.log", ports=ports) as gateway,
         started(agent, log=directory / "agent.log", ports=[(HOST, _AGENT.port)]),
     ):
-        time.sleep(1)  # it is told its replicas, and asks Triton for them
+        time.sleep(1)  # it receives its replicas and asks Triton for them
         yield gateway
 
 

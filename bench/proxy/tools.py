@@ -94,5 +94,5 @@ if __name__ == "__main__":
     for tool in (curl, h2load, perf_analyzer, h2spec, go_client):
         try:
             tool()
-        except BuildFailed as error:  # whoever needs it fails, and nobody else
+        except BuildFailed as error:  # only what needs it fails
             say(f"bench.proxy.tools: {error}")

@@ -82,7 +82,7 @@ def _ticks(options: argparse.Namespace) -> int:
     rounds = [cost(options.models, options.replicas, options.seconds) for _ in range(options.rounds)]
     found = [min(parts) for parts in zip(*rounds, strict=True)]
     print(
-        "| models × replicas | reports heard | seconds closed | decisions | all, % of a core |\n|---|---|---|---|---|"
+        "| models × replicas | reports | seconds closed | decisions | all, % of a core |\n|---|---|---|---|---|"
     )
     parts = " | ".join(f"{100 * part:.2f}" for part in (*found, sum(found)))
     print(f"| {options.models} × {options.replicas} | {parts} |")

@@ -42,7 +42,7 @@ _STILL: Final = 5
 
 
 async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
-    """Hold for one model and forward to one replica; without one it sleeps for ever."""
+    """Buffer for one model and forward to one replica; without one the model stays at zero."""
     settle()
     pods = []
     if rest is not None:
@@ -61,7 +61,7 @@ async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
     # One model may have half of what all may.
     bounds = Bounds(connections=Budget(3 * allow_descriptors()))
     models = Models(HOST, lambda model, address: True, bounds=bounds)
-    told = Assignment(
+    assignment = Assignment(
         version=1,
         model=ModelKey("bench", MODEL),
         public_name=MODEL,
@@ -70,7 +70,7 @@ async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
         grpc_port=GRPC,
         endpoints=tuple(pods),
     )
-    await models.apply(told)
+    await models.apply(assignment)
     while True:
         await asyncio.sleep(1)
         now = time.monotonic()
@@ -90,7 +90,7 @@ def _start(*words: str) -> Callable[[Path, str, str], Iterator[Running]]:
 
 
 ACTIVATOR: Final = Peer("activator", _start())
-ASLEEP: Final = Peer("activator, asleep", _start("asleep"))
+AT_ZERO: Final = Peer("activator, at zero", _start("zero"))
 
 _PEERS: Final = (BERTH, ACTIVATOR, KNATIVE)
 
@@ -148,7 +148,7 @@ def buffered(requests: int) -> tuple[int, float, float]:
             f"bench.scaler: {most} descriptors are not enough for {requests} connections (ulimit -Hn)"
         )
     with tempfile.TemporaryDirectory(prefix="berth-bench-") as name, contextlib.ExitStack() as stack:
-        one = stack.enter_context(running(ASLEEP, Path(name), rest="", grpc=""))
+        one = stack.enter_context(running(AT_ZERO, Path(name), rest="", grpc=""))
         before = one.rss_bytes() / 1024**2
         data = {"name": "IN", "datatype": "UINT8", "shape": [1], "data": [1]}
         text = json.dumps({"inputs": [data]}, separators=(",", ":"))
@@ -172,12 +172,12 @@ def _buffered_at_last(log: Path, requests: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaler.activator")
-    parser.add_argument("rest", help="HOST:PORT of the replica, or asleep")
+    parser.add_argument("rest", help="HOST:PORT of the replica, or zero")
     parser.add_argument("grpc", nargs="?", default="")
     options = parser.parse_args()
-    is_asleep = options.rest == "asleep"
-    rest = None if is_asleep else Endpoint.parse(options.rest)
-    grpc = None if is_asleep or not options.grpc else Endpoint.parse(options.grpc)
+    is_at_zero = options.rest == "zero"
+    rest = None if is_at_zero else Endpoint.parse(options.rest)
+    grpc = None if is_at_zero or not options.grpc else Endpoint.parse(options.grpc)
     import uvloop
 
     uvloop.run(serve(rest, grpc))

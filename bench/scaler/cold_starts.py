@@ -32,7 +32,7 @@ from localcluster.services import ServicePort
 _NODE = NodeSpec(
     "gpu-1", 'gpus:\n  - {uuid: GPU-1-0, product: L40S, total: 48Gi}\nmodels: {"*": requested}\n'
 )
-# A Python model's first inference takes Triton a tenth of a second, whoever asks: it is done while the model loads.
+# A Python model's first inference takes Triton a tenth of a second, with any client: it is done while the model loads.
 _WARMED = b"""model_warmup [{
   name: "first", batch_size: 1, inputs {key: "IN", value: {data_type: TYPE_UINT8, dims: [1], zero_data: true}}
 }]
@@ -127,7 +127,7 @@ async def _cold_start(cluster: LocalCluster, watch: _Watch, name: str) -> ColdSt
     cold_start.answered = time.monotonic() - watch.began
     assert answer.status == 200, answer
     await client.close()
-    # The watches may be behind an answer that needed nobody to look.
+    # The watches may be behind an answer that needed none of them.
     await asyncio.sleep(1.0)
     return cold_start
 

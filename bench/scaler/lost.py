@@ -4,7 +4,7 @@ with new ones, and gRPC's channels.
 
 Every cycle is one that users have:
 
-    zero    nobody asks until the last replica is to go; then, some moment later, everybody does. "taken back": not at
+    zero    no client sends until the last replica is to go; then, some moment later, all do. "taken back": not at
             zero yet, but when its Service leads to the activators
     many    another number of replicas, under load, and back
     roll    the Deployment is restarted, under load
@@ -45,7 +45,7 @@ _NODES: Final = tuple(
 _DEPLOYMENTS: Final = "/apis/apps/v1/namespaces/default/deployments"
 _LOOK_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 180.0
-# Nobody stops asking just when all is done.
+# No client stops just when all is done.
 _AFTER_SECONDS: Final = 1.0
 # About as long as a replica takes to end.
 _END_SECONDS: Final = 7.0
@@ -74,7 +74,7 @@ class Lane:
 
     async def through_zero(self, down: str = "1 → 0", up: str = "0 → 1") -> None:
         await self.load.stop()
-        await self._until("nothing asked for", lambda: self._asked == 0)
+        await self._until("nothing requested", lambda: self._asked == 0)
         await asyncio.sleep(_chance.uniform(0, _END_SECONDS))
         self.load.phase = down
         before = {pod["metadata"]["uid"] for pod in self._pods}
@@ -86,7 +86,7 @@ class Lane:
 
     async def taken_back(self, phase: str = "1 → 0, taken back") -> None:
         await self.load.stop()
-        await self._until("led to activators", lambda: max(self._ports, default=0) >= _ACTIVATORS)
+        await self._until("routed to activators", lambda: max(self._ports, default=0) >= _ACTIVATORS)
         await asyncio.sleep(_chance.uniform(0, 1))
         self.load.phase = phase
         self.load.start()

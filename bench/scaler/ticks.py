@@ -43,14 +43,14 @@ def cost(models: int, replicas: int, seconds: int) -> Cost:
         loads = [_load(key, uid, second, chance) for key, uid in pods]
         begun = time.process_time()
         scaler.record_loads(loads, uids, now_ns)
-        heard = time.process_time()
+        read = time.process_time()
         scaler.close_second(now_ns)
         closed = time.process_time()
         if second % 2 == 0:
             scaler.step(now_ns)
             scaler.question(now_ns)
-        hearing += heard - begun
-        closing += closed - heard
+        hearing += read - begun
+        closing += closed - read
         stepping += time.process_time() - closed
     return Cost(hearing / seconds, closing / seconds, stepping / seconds)
 

@@ -60,7 +60,7 @@ class Assignment:
 
     `public_name`: as the model's clients call it. Ports 0: none. `tls`: bytes are forwarded as they come.
     `clients`: namespaces whose pods may call, "*" all. `unavailable`: why no replica will ever come, for its clients.
-    `waiting_for`: what the first replica waits for, told to requests that time out before it comes; "": a node, or its
+    `waiting_for`: what the first replica waits for, named to requests that time out before it comes; "": a node, or its
     load. `activators`: how many activators share the slots of the replicas.
     """
 

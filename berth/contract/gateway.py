@@ -120,7 +120,7 @@ class ReplicaSpec:
 
 def ticket_of(secret: bytes, pod_uid: str) -> bytes:
     """A pod's ticket on a node with this secret: it cannot be guessed, and is the same after a restart of the agent."""
-    import hashlib  # not for those who only read the values: it brings OpenSSL with it
+    import hashlib  # imported here: OpenSSL is loaded with it, which readers of the values do not need
     import hmac
 
     return hmac.new(secret, f"ticket {pod_uid}".encode(), hashlib.sha256).digest()

@@ -21,7 +21,7 @@ class GpuRef(msgspec.Struct, frozen=True):
 
 
 class GpuChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The GPU of the pod's node, and the bytes that were reserved on it; for a pod that asked for
+    """The GPU of the pod's node, and the bytes that were reserved on it; for a pod that requested
     several GPUs also `others`, with as many bytes on each."""
 
     uuid: GpuUuid

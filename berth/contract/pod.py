@@ -1,4 +1,4 @@
-"""What a model pod asks for, read from the pod as the API server gives it (JSON)."""
+"""What a model pod requests, read from the pod as the API server gives it (JSON)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,8 +91,8 @@ def is_placed(pod: JsonObject, keys: Keys) -> bool:
 
 
 def is_model_pod(pod: JsonObject, keys: Keys) -> bool:
-    """True if some container asks for the GPU memory resource, or the binder has chosen a GPU for it
-    (which it also does for a pod of its own that asks for none)."""
+    """True if some container requests the GPU memory resource, or the binder has chosen a GPU for it
+    (which it also does for a pod of its own that requests none)."""
     if is_placed(pod, keys):
         return True
     return any(keys.gpu_mem in _resources(container) for container in _all_containers(pod))

@@ -2,7 +2,7 @@
 
 The grammar is that of k8s.io/apimachinery/pkg/api/resource/quantity.go: a signed decimal with a
 binary suffix (Ki..Ei), a decimal suffix (n, u, m, "", k..E) or an exponent. The API server takes amounts
-that no machine has, `5E` of CPU or `1e400`; whoever counts counts them as MOST.
+that no machine has, `5E` of CPU or `1e400`; they count as MOST.
 """
 
 import re

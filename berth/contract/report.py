@@ -56,7 +56,7 @@ class CodeRule(str, Enum):
     ANY = "any"
 
 
-# Backends whose models are programs: a pod that requires one of them brings code.
+# Backends whose models are programs: a pod that requires one of them runs code.
 CODE_BACKENDS = frozenset({"dali", "python", "pytorch", "tensorflow"})
 
 
@@ -286,5 +286,5 @@ def _shortened(text: str, limit_bytes: int) -> str:
 
 
 def _dumps(value: object) -> str:
-    """ASCII, so that characters are bytes to whoever counts."""
+    """ASCII, so that its characters and its bytes are as many."""
     return json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Text that somebody else has written, made fit to be shown."""
+"""Text of other authors, made safe to show."""
 
 LINE_LIMIT = 600
 
@@ -6,7 +6,7 @@ LINE_LIMIT = 600
 def one_line(text: str, *, limit: int = LINE_LIMIT) -> str:
     """One line without control, bidirectional or other unprintable characters, at most `limit` characters.
 
-    A pod's owner writes termination messages and annotations; a terminal would obey what stands in them.
+    A pod's owner writes termination messages and annotations; a terminal would execute control sequences in them.
     """
     head = text[: 4 * limit]
     shown = " ".join("".join(c if c.isprintable() else " " for c in head).split())

@@ -10,7 +10,7 @@ from enum import Enum
 class WaitReason(str, Enum):
     """The words are part of what users see: docs/operating.md explains each."""
 
-    # One more node, as there are or were, would take it; or no node of the pool that it asks for is known.
+    # One more node, as there are or were, would take it; or no node of the pool that it requests is known.
     UNSCHEDULABLE = "Unschedulable"
     MODEL_TOO_LARGE = "ModelTooLarge"  # no known kind of node is large enough, even when empty
     NODES_REFUSE_MODEL = "NodesRefuseModel"  # every known kind of node refuses it, whatever is free there

@@ -47,7 +47,7 @@ def convert(data: object, kind: type[T], *, what: str) -> T:
 
 
 def read(text: str, kind: type[T], *, what: str, limit: int = TEXT_LIMIT) -> T:
-    """A text that somebody may have edited. Raises InvalidValue."""
+    """A text that a user may have edited. Raises InvalidValue."""
     return convert(parse(text, what=what, limit=limit), kind, what=what)
 
 

@@ -77,7 +77,7 @@ class Election:
         self._lease_seconds = times.lease_seconds
         # As the API server has answered our last write.
         self._written: JsonObject | None = None
-        # When the last renewal was asked for, and how long another candidate waits from then on at least.
+        # When the last renewal was sent, and how long another candidate waits from then on at least.
         self._renewed_at = self._ends_at = -math.inf
 
     async def acquire(self) -> None:
@@ -100,7 +100,7 @@ class Election:
 
     async def regain(self) -> bool:
         """After LeadershipLost. True once this candidate leads again, and no other has meanwhile; False as soon as it is
-        known that another has held the Lease, or that it is gone: then `acquire` as any other candidate."""
+        known that another candidate has had the Lease, or that it is gone: then `acquire` as any other candidate."""
         while True:
             try:
                 return await self._renewed()
@@ -128,7 +128,7 @@ class Election:
         return now < self._leads_until and now + for_seconds < self._ends_at
 
     async def release(self) -> None:
-        """Let go of the Lease at once so that the next candidate need not wait for its end."""
+        """Release the Lease at once so that the next candidate need not wait for its end."""
         try:
             lease = await self._client.get(self._path)
             if lease["spec"].get("holderIdentity") == self._identity:

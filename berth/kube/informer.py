@@ -130,7 +130,7 @@ class Informer:
         backoff = Backoff(initial_seconds=0.2, cap_seconds=15.0)
         while True:
             from_list, began = not self._version, math.inf
-            trouble: KubeError | None = None
+            failure: KubeError | None = None
             try:
                 if from_list:
                     await self.relist()
@@ -139,21 +139,21 @@ class Informer:
                 if self._lists != lists:
                     continue  # a relist came in between: watch on from there
             except Gone as error:
-                self._version, trouble = "", error
+                self._version, failure = "", error
                 if not from_list:
                     continue  # it has been away for long: one list, at once, is the remedy
             except KubeError as error:
-                trouble = error
+                failure = error
             if self._clock() - began >= HEALTHY_SECONDS:
                 backoff.reset()
             else:
-                await self._pause(backoff, trouble)
+                await self._pause(backoff, failure)
 
-    async def _pause(self, backoff: Backoff, trouble: KubeError | None) -> None:
+    async def _pause(self, backoff: Backoff, failure: KubeError | None) -> None:
         delay = backoff.next()
         log.warning(
-            "watch failed" if trouble else "watch ended early",
-            extra=fields(path=self._path, error=trouble, retry_seconds=round(delay, 2)),
+            "watch failed" if failure else "watch ended early",
+            extra=fields(path=self._path, error=failure, retry_seconds=round(delay, 2)),
         )
         await self._sleep(delay)
 

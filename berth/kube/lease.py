@@ -52,7 +52,7 @@ class Heartbeat:
         if annotations := metadata.get("annotations"):
             metadata["annotations"] = {key: value for key, value in annotations.items() if value is not None}
         if self._node is not None:
-            # Asked for now: a Node that was made anew is another owner.
+            # Read now: a Node that was made anew is another owner.
             node = await self._client.get(paths.node(self._node))
             owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
             metadata["ownerReferences"] = [owner]

@@ -80,23 +80,23 @@ async def repeat(
     """
     wake = wake or asyncio.Event()
     backoff = backoff or Backoff(initial_seconds=0.2, cap_seconds=max(5.0, interval_seconds))
-    trouble = _Trouble(name)
+    failure = _Failures(name)
     while True:
         wake.clear()
         try:
             await step()
         except Exception as error:  # the loop is the item boundary: one bad pass must not end the process
-            trouble.note(error)
+            failure.note(error)
             if on_error is not None:
                 on_error(error)
             await asyncio.sleep(backoff.next())
             continue
-        trouble.over()
+        failure.over()
         backoff.reset()
         await wait_until_set(wake, timeout_seconds=interval_seconds)
 
 
-class _Trouble:
+class _Failures:
     """Says once that a loop fails, again when the reason changes, and once that it is over."""
 
     def __init__(self, name: str) -> None:

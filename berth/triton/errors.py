@@ -10,7 +10,7 @@ class TritonUnavailable(TritonError):
 
 
 class TritonLate(TritonUnavailable):
-    """No answer within our time; Triton goes on with what it was asked for."""
+    """No answer within our time; Triton goes on with the request."""
 
 
 class TritonRefused(TritonError):

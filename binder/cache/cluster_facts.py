@@ -1,4 +1,4 @@
-"""What decisions look at beside the nodes' rows, in one place: kept by whoever follows the cluster, read by rules."""
+"""What decisions look at beside the nodes' rows, in one place: kept by the watch of the cluster, read by rules."""
 
 import time
 from collections.abc import Callable

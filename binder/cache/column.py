@@ -20,7 +20,7 @@ class Column:
         self.codes: Codes = np.zeros(capacity, np.int32)
         self.values: list[Any] = [None]
         self._code_of: dict[Hashable, int] = {None: 0}
-        # Of each value, once somebody has asked for it.
+        # Of each value, from its first use.
         self._is_integer, self._integers = np.zeros(0, np.bool_), np.zeros(0, np.int64)
 
     def set(self, row: int, value: Hashable) -> None:

@@ -81,7 +81,7 @@ class Budgets:
         return True
 
     def count(self, namespace: str) -> bool:
-        """There is a budget in the namespace; without one nobody's labels need be looked at."""
+        """There is a budget in the namespace; without one no labels need be looked at."""
         return bool(self._budgets.get(namespace))
 
     @property
@@ -109,9 +109,9 @@ class Budgets:
 
     def take_changed(self) -> set[tuple[str, Selector]]:
         """Which pods some budget has changed for since the last call, by namespace and labels."""
-        turned, self._changed_selectors = self._changed_selectors, set()
-        many = {ns for ns, number in Counter(ns for ns, _ in turned).items() if number > _MOST_TURNED}
-        return {one for one in turned if one[0] not in many} | {(ns, _ANYBODY) for ns in many}
+        changed, self._changed_selectors = self._changed_selectors, set()
+        many = {ns for ns, number in Counter(ns for ns, _ in changed).items() if number > _MOST_TURNED}
+        return {one for one in changed if one[0] not in many} | {(ns, _ANYBODY) for ns in many}
 
     def _turn(self, namespace: str, *budgets: Budget | None) -> None:
         selectors = (one.selector for one in budgets if one is not None)

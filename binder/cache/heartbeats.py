@@ -1,6 +1,6 @@
 """Until when a node's facts count, by the Leases that its agent renews. Pure; times are monotonic seconds.
 
-An agent of an earlier version renews its Lease beside the binders' own one. Both are heard, so that agents
+An agent of an earlier version renews its Lease beside the binders' own one. Both count, so that agents
 and binders may be updated in any order, and a node counts if either Lease does. What an agent has left
 behind runs out; while the newer Lease lives and says that the report is behind, the older one is no witness.
 """

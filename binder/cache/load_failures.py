@@ -2,7 +2,7 @@
 
 A failure that another node could cure (`Failure.CAPACITY`, `Failure.TRANSIENT`) excludes the node for
 that model; after MOST_FAILURES failures nothing is tried any more: then it is the model that is at fault,
-or the cluster, and its owner is told.
+or the cluster, and its owner gets an event.
 """
 
 import time

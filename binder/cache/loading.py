@@ -52,7 +52,7 @@ def loads_by_gpu(
     gpus: frozenset[GpuUuid],
     expected: Collection[PodUid],
 ) -> dict[GpuUuid, int]:
-    """How many loads are under way or to come on each GPU. `expected`: some of the reservations. A load of which nobody
+    """How many loads are under way or to come on each GPU. `expected`: some of the reservations. A load of which no report
     can tell the GPU is not counted."""
     coming = [uid for uid, model in listed.items() if model.state in _UNDER_WAY]
     coming += [uid for uid in expected if _is_to_come(listed.get(uid))]

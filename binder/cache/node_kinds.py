@@ -37,7 +37,7 @@ _PASSING_TAINTS = (
 
 @dataclass(slots=True)
 class _Kind:
-    """`sample`: the node of this kind that was heard of last."""
+    """`sample`: the node of this kind that was seen last."""
 
     sample: NodeName
     fresh: NodeView
@@ -58,7 +58,7 @@ class NodeKinds:
         return bool(self._pools)
 
     def see(self, facts: NodeFacts) -> None:
-        """A node as its object tells it now. One whose GPUs nobody knows tells nothing of its kind."""
+        """A node as its object tells it now. One whose GPUs are unknown says nothing about its kind."""
         report = facts.report
         if report is None or not report.gpus or any(gpu.total_bytes is None for gpu in report.gpus):
             return
@@ -99,7 +99,7 @@ class NodeKinds:
         return [kind for kinds in self._pools.values() for kind in kinds.values()]
 
     def _forget(self) -> None:
-        """Those that were not heard of for longest."""
+        """Those that were not seen for longest."""
         if len(self._pools) > MOST_POOLS:
             _, kinds = self._pools.popitem(last=False)
             for kind in kinds.values():

@@ -17,7 +17,7 @@ from binder.pod.topology_terms import ANY_POD_HERE, Term
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-# On a standby nobody asks for the changes.
+# On a standby the changes are not read.
 _TOLD_ONE_BY_ONE = 1000
 # Counts that are kept, the last used ones; each pod that comes or goes meets those that could count it.
 _MOST_COUNTS = 256
@@ -118,7 +118,7 @@ class _Group:
 
 
 class PodIndex:
-    """Looks at few pods: those that share the rarest label that a selector asks for."""
+    """Looks at few pods: those that share the rarest label that a selector requires."""
 
     def __init__(self) -> None:
         self._pods: dict[PodUid, Neighbour] = {}
@@ -137,7 +137,7 @@ class PodIndex:
         self._filed: dict[_Kept, list[_Scope]] = {}
         self._counts = _Counts()
         self._groups: dict[str, dict[frozenset[tuple[str, str]], _Group]] = {}
-        # How pods that have changed were before; None once there are too many to be told one by one.
+        # How pods that have changed were before; None once there are too many to be listed one by one.
         self._before: dict[PodUid, Neighbour | None] | None = {}
 
     def take_changed(self) -> "list[PodChange] | None":
@@ -344,15 +344,15 @@ class PodIndex:
                     yield pod
 
     def _candidates(self, namespace: str, selector: Selector) -> Iterator[PodUid]:
-        """Every pod that has one of the rarest labels that the selector asks for, some others perhaps."""
+        """Every pod that has one of the rarest labels that the selector requires, some others perhaps."""
         rarest = self._lookup(namespace, selector)
         return chain.from_iterable([self._in_namespace.get(namespace, set())] if rarest is None else rarest)
 
     def _lookup(self, namespace: str, selector: Selector) -> list[set[PodUid]] | None:
-        """Who has the rarest label that the selector asks for; None where it asks for none."""
-        nobody: set[PodUid] = set()
+        """The pods with the rarest label that the selector requires; None where it requires none."""
+        no_pods: set[PodUid] = set()
         lookups = [
-            [self._marked.get((namespace, one.key, value), nobody) for value in one.values]
+            [self._marked.get((namespace, one.key, value), no_pods) for value in one.values]
             for one in selector.lists
         ]
         return min(lookups, key=_size, default=None)
@@ -385,7 +385,7 @@ class PodIndex:
 
     def _rarest_marks(self, term: Term) -> "list[_Scope]":
         """The labels, each in the term's namespaces, of which a pod must have one: those of one key, under which the
-        fewest terms are filed; None when that cannot be told."""
+        fewest terms are filed; None when that is unknown."""
         nothing: dict[str, _Nodes] = {}
         lists = () if term.selector is None else term.selector.lists
         narrow = term.namespace_selector is None and len(term.namespaces) <= _FEW_NAMESPACES

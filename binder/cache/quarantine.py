@@ -7,7 +7,7 @@ is with the other pods of its namespace and model id, on their own or of another
 of the same one is what an owner mends a model with.
 
 That ends when the node lifts it (the same pod's model is loaded after all, or the node's annotation says so),
-or after QUARANTINE_SECONDS where the pod that told of it is gone, or with the template: another one has another
+or after QUARANTINE_SECONDS where the pod that reported it is gone, or with the template: another one has another
 key. A row that only says that files are there says nothing: so does an agent that has just started. A binder that starts anew learns it from the reports, and from what it said itself in the conditions of
 the pods that wait.
 """
@@ -152,7 +152,7 @@ class Quarantines:
     def _note(self, key: Template, node: NodeName, model: ModelReport, lifted: str, family: Family) -> None:
         known = self._known.get(key, {}).get(node)
         until = self._now() + timedelta(seconds=QUARANTINE_SECONDS) if known is None else known.until
-        # A report that had no room for the reason has told it before.
+        # A report that had no room for the reason has named it before.
         reason = model.reason or ("" if known is None else known.reason)
         # The namespace is the pod's own, whatever a report says.
         whose = None if model.model_id is None else (key[0], model.model_id)
@@ -167,7 +167,7 @@ class Quarantines:
         if entry.model is not None:
             self._of_model.setdefault(entry.model, set()).add((key, node))
         while len(self._known) > _MOST_TEMPLATES:
-            # Of the namespace that has the most, so that nobody's pushes out another's: the first noted.
+            # Of the namespace that has the most, so that no tenant displaces another's: the first noted.
             namespace, _ = Counter(one[0] for one in self._known).most_common(1)[0]
             oldest = next(one for one in self._known if one[0] == namespace)
             for place in list(self._known[oldest]):

@@ -1,7 +1,7 @@
 """What one pod holds of its node, and what all of them hold of each GPU. Pure.
 
 Whatever cannot be read fails closed: bytes whose GPU is not known are counted on every GPU of the
-node, because they are on one of them and nobody can tell which.
+node, because they are on one of them and it is unknown which.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ JsonObject = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A pod's share of a node: `bytes` on each of `gpus`. Without `gpus` nobody can tell where its
+    """A pod's share of a node: `bytes` on each of `gpus`. Without `gpus` it is unknown where its
     bytes are."""
 
     ref: PodRef
@@ -93,8 +93,8 @@ def bound_reservation(pod: JsonObject, node: NodeName, keys: Keys) -> Reservatio
         stays_with_node=controller_kind(pod) in ("DaemonSet", "Node"),
         family=family_of(pod),
     )
-    # Whoever puts a pod on a node without the binder gets no model loaded for it: it holds no GPU memory,
-    # whatever it asks for, or one such pod could close a node to everybody.
+    # A pod that is bound without the binder gets no model loaded: it holds no GPU memory,
+    # whatever it requests, or one such pod could close a node to all others.
     if not is_placed(pod, keys):
         return plain
     try:
@@ -106,7 +106,7 @@ def bound_reservation(pod: JsonObject, node: NodeName, keys: Keys) -> Reservatio
         model_id=model.model_id,
         model_name=model.model_name,
         gpus=() if model.gpu is None else tuple(gpu.uuid for gpu in model.gpu.gpus),
-        # What the pod asks for, which a quota can bound; its owner can edit the annotation.
+        # What the pod requests, which a quota can bound; its owner can edit the annotation.
         bytes=model.request_bytes,
         has_code=not CODE_BACKENDS.isdisjoint(model.requirements),
     )
@@ -117,7 +117,7 @@ def reserved_by_gpu(
 ) -> tuple[dict[GpuUuid, int], int]:
     """Bytes reserved on each GPU, and bytes reserved on one of them that is not known.
 
-    A pod counts once on a GPU: the larger of what it asks for and what the report lists. Where the
+    A pod counts once on a GPU: the larger of what it requests and what the report lists. Where the
     two name different GPUs it is counted on both.
     """
     reserved: dict[GpuUuid, int] = {}
@@ -154,7 +154,7 @@ def _gpus_of(
 
     A choice of a GPU that the node does not have is believed only if the report tells the same: a
     GPU that has fallen off must not block the others, and an edited annotation must not free one. Where
-    nobody can read the choice any more the report says where the pod is, and it is nowhere else.
+    the choice cannot be read any more the report says where the pod is, and it is nowhere else.
     """
     said = frozenset() if model is None else model.gpus
     chosen = frozenset() if reservation is None else frozenset(reservation.gpus)
@@ -169,7 +169,7 @@ def _amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
 
 
 def _unreadable(plain: Reservation, pod: JsonObject, keys: Keys) -> Reservation:
-    """A model pod some of whose keys somebody has damaged: its names count as they are written."""
+    """A model pod some of whose keys are damaged: its names count as they are written."""
     annotations = pod["metadata"].get("annotations") or {}
     model_id = annotations.get(keys.model_id, "").strip() or None
     name = annotations.get(keys.model_name, "").strip() or model_id

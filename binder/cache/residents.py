@@ -1,4 +1,4 @@
-"""What bound pods have asked for: all that a process which has just started can learn from. Pure."""
+"""What bound pods have requested: all that a process which has just started can learn from. Pure."""
 
 import heapq
 from collections.abc import Iterable, Iterator

@@ -2,7 +2,7 @@
 be gone.
 
 A decider over it decides by a decision's own rules. The mirror is its own: whatever is supposed, the scheduler's
-table, its queue and whoever waits hear nothing of it, so that a question may be left and taken up again. Between
+table, its queue and waiting pods do not see it, so that a question may be left and taken up again. Between
 `follow` and `revert` the mirror stands still; only what pods say of each other (affinity, spread) and
 volumes are looked up as they are by then.
 """
@@ -93,9 +93,9 @@ class ClusterSnapshot:
         """Nodes of those who are hidden now and were not, or the other way round, change."""
         if hidden == self._hidden:
             return
-        turned, self._hidden = self._hidden ^ hidden, hidden
+        changed, self._hidden = self._hidden ^ hidden, hidden
         reservations = [
-            reservation for uid in turned if (reservation := self._state.reservation_of(uid)) is not None
+            reservation for uid in changed if (reservation := self._state.reservation_of(uid)) is not None
         ]
         for node in {reservation.node for reservation in reservations} & self.table.row_of.keys():
             self._keep(node)

@@ -170,7 +170,7 @@ class ClusterState:
     def assume(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
         """Count a decision as done, in the same step in which it was made.
 
-        Raises AssertionError where the memory rule does not hold: whoever decided was wrong.
+        Raises AssertionError where the memory rule does not hold: the decision was wrong.
         """
         uid = demand.model.ref.uid
         assert not self.has_place(uid), f"pod {demand.model.ref} has a place already"
@@ -228,7 +228,7 @@ class ClusterState:
         return self._nominated
 
     def expire_stale_models(self) -> bool:
-        """Drop stale models that are too old, whoever lists them. True if there were any."""
+        """Drop stale models that are too old, whichever report lists them. True if there were any."""
         old = [uid for uid, _ in self._stale_models_before(self._clock() - STALE_MODEL_LIMIT_SECONDS)]
         for uid in old:
             self._lift(uid)
@@ -246,7 +246,7 @@ class ClusterState:
         return {model.reservation.node for uid, model in stale_models if uid not in self._listed}
 
     def settle(self, node: NodeName, *, asked_at: float) -> bool:
-        """The node has been asked then, and what it said was told here. True if something became free."""
+        """The node has been asked then, and its answer was recorded here. True if something became free."""
         stale_models = self._stale_models_before(asked_at - STALE_MODEL_GRACE_SECONDS)
         old = [uid for uid, g in stale_models if g.reservation.node == node and uid not in self._listed]
         for uid in old:
@@ -284,7 +284,7 @@ class ClusterState:
         ]
 
     def reservations_on(self, node: NodeName) -> list[Reservation]:
-        """Whoever holds anything of a node: bound, assumed, nominated, or a stale model."""
+        """Everything that holds a share of a node: bound, assumed, nominated, or a stale model."""
         found = (self._reservation(uid) for uid in self._by_node.get(node, ()))
         return [reservation for reservation in found if reservation is not None]
 
@@ -321,11 +321,11 @@ class ClusterState:
         gpus = frozenset(gpu.uuid for gpu in report.gpus) if report is not None else frozenset()
         reserved, anywhere = reserved_by_gpu(reservations, listed, gpus)
         here_now, coders = tenants(reservations, listed)
-        told = None if report is None else report.code.namespace
+        reported = None if report is None else report.code.namespace
         # The report speaks of all that are there; whether its code goes with those who are taken out of
         # account, their namespaces say.
-        if told is not None and (told in here_now or not hidden):
-            coders |= {told}
+        if reported is not None and (reported in here_now or not hidden):
+            coders |= {reported}
         return NodeView(
             facts=facts,
             used=_used(facts, [reservation.amounts for reservation in here.values()]),
@@ -370,7 +370,7 @@ class ClusterState:
         return [uid for uid in self._by_node.get(node, ()) if uid in self._stale_models]
 
     def _follow_report(self, node: NodeName, report: NodeReport) -> None:
-        """Note who is listed, and let go of the stale models that were and are not any more."""
+        """Note who is listed, and release the stale models that were and are not any more."""
         now_listed = {model.pod_uid for model in report.models}
         for uid in self._stale_models_on(node):
             if uid in self._listed and uid not in now_listed:
@@ -419,8 +419,8 @@ def with_replica(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
     for one in gpu.gpus:
         reserved[one.uuid] = reserved.get(one.uuid, 0) + gpu.bytes
         loads[one.uuid] = loads.get(one.uuid, 0) + 1
-    told = None if view.facts.report is None else view.facts.report.code.namespace
-    said = frozenset() if told is None else frozenset({told})
+    reported = None if view.facts.report is None else view.facts.report.code.namespace
+    said = frozenset() if reported is None else frozenset({reported})
     tenants = view.tenants | {home}
     alone = len(tenants) == 1 and (demand.has_code or bool(view.coders - said))
     amounts = demand.amounts
@@ -437,12 +437,12 @@ def with_replica(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
 
 
 def _used(facts: NodeFacts, amounts: Collection[Amounts]) -> dict[str, int]:
-    """What pods take of the resources that the node has. What else they name nobody can get there."""
+    """What pods take of the resources that the node has. What else they name is not available there."""
     return {name: sum([one.get(name, 0) for one in amounts]) for name in (*facts.allocatable, PODS)}
 
 
 def _neighbour(pod: JsonObject, node: NodeName) -> Neighbour:
-    """Of more labels than the bound allows so many count, and nobody else comes to its node: what it is called beyond
+    """Of more labels than the bound allows so many count, and no other pod comes to its node: what it is called beyond
     that, and who would keep away from it, is not looked at."""
     meta = pod["metadata"]
     labels, keeps_away = meta.get("labels") or {}, required_anti_affinity(pod)

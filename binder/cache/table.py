@@ -25,7 +25,7 @@ _FIRST_CAPACITY = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fact:
-    """One fact of each node that a rule looks at, kept as a column from the first time that it is asked for. `of` reads
+    """One fact of each node that a rule looks at, kept as a column from its first use. `of` reads
     it; `moves`: it is the Node object's alone, and changes only when the node moves."""
 
     of: Callable[[NodeView], Hashable]
@@ -225,7 +225,7 @@ class NodeTable:
 
     def mirror(self, other: "NodeTable", rows: Iterable[int]) -> None:
         """Take some of another table's rows as they are there, under the same numbers: equal figures are decided
-        by the row. Whoever mirrors takes every row from that table."""
+        by the row. A mirror takes every row from that table."""
         for row in rows:
             before, view = self._views[row] if row < len(self) else None, other._views[row]
             if before is not None and (view is None or view.facts.name != before.facts.name):
@@ -243,7 +243,7 @@ class NodeTable:
         self._deadline[:rows] = other._deadline[:rows]
 
     def beat(self, name: NodeName, deadline: float) -> None:
-        """The node's heartbeat counts until then. It may be heard before the node is known."""
+        """The node's heartbeat counts until then. It may arrive before the node is known."""
         if deadline == -np.inf:
             self._deadlines.pop(name, None)
         else:

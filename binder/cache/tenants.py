@@ -3,8 +3,8 @@
 Under the code rule `namespace` a Triton that holds a model with code holds models of that one namespace. The
 agent sees to it when a model is loaded. What it counts is what Triton holds; here that which is on its way
 counts as well, as far as the pods say what they bring: a pod that requires a backend of programs
-(`CODE_BACKENDS`) brings code, whatever it turns out to be. That is its owner's word, who can change it at any
-time, so it counts only where nobody else has a model: code would not be placed among others, and what Triton
+(`CODE_BACKENDS`) runs code, whatever it turns out to be. That is its owner's claim, who can change it at any
+time, so it counts only where no other namespace has a model: code would not be placed among others, and what Triton
 holds the report says.
 """
 
@@ -21,8 +21,8 @@ _NOT_LOADED = (ModelState.FAILED, ModelState.LOST)
 def tenants(
     reservations: Mapping[PodUid, Reservation], listed: Mapping[PodUid, ModelReport]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """The namespaces of the models that are there or on their way, and the one that brings code, as far as its
-    pods say so and it is alone. The namespace of a model is "", which is nobody's, where the report had no room for it and its
+    """The namespaces of the models that are there or on their way, and the one that runs code, as far as its
+    pods say so and it is alone. The namespace of a model is "", which is no tenant's, where the report had no room for it and its
     pod is gone."""
     here = list(_here(reservations, listed))
     names = frozenset(name for name, _ in here)

@@ -1,4 +1,4 @@
-"""Columns of what tenants name as they like: labels and resources. Made when a pod asks for one, the last used are kept."""
+"""Columns of what tenants name as they like: labels and resources. Made when a pod names one, the last used are kept."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +57,7 @@ class LabelColumns:
 
 class ResourceColumns:
     """What nodes have of each resource that pods have asked about, and what is left of it: less than MOST, so that a
-    pod which asks for that fits nowhere."""
+    pod that requires it fits nowhere."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -77,7 +77,7 @@ class NodeFacts:
         return replace(self, report=structs.replace(self.report, generation=0, observed_at=""))
 
 
-# A model's id is its namespace's own: nobody takes it from another namespace.
+# A model's id is its namespace's own: no other namespace can take it.
 NamespacedId = tuple[str, ModelId]
 
 
@@ -86,7 +86,7 @@ class NodeView:
     """A node with what its pods and models take.
 
     `reserved`: bytes on each GPU. `reserved_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
-    they are on one of them and nobody knows on which. `tenants`: whose models are here or on their way, `coders`:
+    they are on one of them and it is unknown on which. `tenants`: whose models are here or on their way, `coders`:
     those of them who bring code. `loads`: how many models are to be loaded on a GPU or are being loaded.
     """
 
@@ -149,7 +149,7 @@ def _free_or_unknown(view: NodeView, gpu: GpuReport) -> int:
 
 
 def _names_more(before: NodeView, after: NodeView) -> bool:
-    """All names and ports that were taken still are, and whoever was there is."""
+    """All names and ports that were taken still are, and every pod that was there still is."""
     return (
         before.tenants <= after.tenants
         and before.coders <= after.coders

@@ -122,9 +122,9 @@ def judge(cluster: Cluster, demand: Demand, name: str) -> Answer:
     found = tuple(verdicts(decider, demand))
     if isinstance(outcome, Placement):
         fitting = sum(verdict.reason is None for verdict in found)
-        message = f"{name} asks for {asked} and fits on {fitting} of {len(found)} nodes"
+        message = f"{name} requests {asked} and fits on {fitting} of {len(found)} nodes"
         return Answer(f"{message}; the binder places it, if it runs", True, "", found)
-    message = f"{name} asks for {asked}; {summary(decider, demand, outcome)}"
+    message = f"{name} requests {asked}; {summary(decider, demand, outcome)}"
     return Answer(message, False, remedy(decider, demand, outcome, most_nodes=_CLOSE_LOOKS), found)
 
 

@@ -34,7 +34,7 @@ class Facts:
 
 
 def asked(pod: JsonObject, keys: Keys) -> ModelPod | Unread:
-    """What the pod asks for."""
+    """What the pod requests."""
     try:
         return parse_model_pod(pod, keys)
     except InvalidPod as error:

@@ -133,7 +133,7 @@ class _Look:
     def _stranger(self) -> _Finding | None:
         if is_model_pod(self._pod, self._keys):
             return None
-        why = f"none of its containers asks for {self._keys.gpu_mem}, and the binder has chosen no GPU for it"
+        why = f"none of its containers requests {self._keys.gpu_mem}, and the binder has chosen no GPU for it"
         return _Finding(Stage.NO_MODEL, "is no model pod", details=(why,))
 
     def _ended(self) -> _Finding | None:
@@ -289,7 +289,7 @@ def _reported_stay(reported: JsonObject, model: ModelReport) -> str:
 
 _CLASSES = {
     Failure.CAPACITY: "its class is capacity: the memory of that GPU did not do, and another may",
-    Failure.TRANSIENT: "its class is transient: the node or its Triton was in trouble, and another node may do",
+    Failure.TRANSIENT: "its class is transient: the node or its Triton failed, and another node may do",
     Failure.INVALID_MODEL: "its class is invalid_model: the same files would fail anywhere",
     Failure.QUARANTINED: "its class is quarantined: these files took Triton down, and no node tries them",
     None: "the agent does not tell its class",

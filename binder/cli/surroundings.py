@@ -11,7 +11,7 @@ from binder.pod.conditions import conditions
 
 
 def surroundings(facts: Facts, keys: Keys, scheduler_name: str) -> Iterator[str]:
-    """One sentence for each trouble."""
+    """One sentence for each failure."""
     pod, node, ask = facts.pod, node_of(facts.pod), asked(facts.pod, keys)
     if isinstance(ask, Unread):
         yield f"the agent does not take the pod: {ask.why}"

@@ -62,10 +62,10 @@ class ModelLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeLines:
-    """One node. `trouble` says why its figures must not be trusted, or is empty."""
+    """One node. `problem` says why its figures must not be trusted, or is empty."""
 
     name: str
-    trouble: str
+    problem: str
     gpus: tuple[GpuLine, ...]
     models: tuple[ModelLine, ...]
 
@@ -116,7 +116,7 @@ def table(view: ClusterView) -> RenderableType:
         for gpu in node.gpus:
             gpus.add_row(*_gpu_row(node, gpu))
         if not node.gpus:
-            gpus.add_row(plain(node.name), *["-"] * 7, plain(node.trouble or NoGPU.name))
+            gpus.add_row(plain(node.name), *["-"] * 7, plain(node.problem or NoGPU.name))
         for model in node.models:
             models.add_row(*_model_row(node, model))
     return Group(gpus, Text(""), models) if models.row_count else gpus
@@ -131,13 +131,13 @@ def _node(view: NodeView, *, fresh: bool) -> NodeLines:
     report = view.facts.report
     return NodeLines(
         view.facts.name,
-        _trouble(view, fresh=fresh),
+        _problem(view, fresh=fresh),
         () if report is None else tuple(_gpu(view, gpu, fresh=fresh) for gpu in report.gpus),
         () if report is None else tuple(_model(model) for model in report.models),
     )
 
 
-def _trouble(view: NodeView, *, fresh: bool) -> str:
+def _problem(view: NodeView, *, fresh: bool) -> str:
     report = view.facts.report
     if report is None:
         error = view.facts.report_error
@@ -179,7 +179,7 @@ def _model(model: ModelReport) -> ModelLine:
 
 
 def _gpu_row(node: NodeLines, gpu: GpuLine) -> list[Text]:
-    state = node.trouble or ("ok" if gpu.healthy else gpu.reason)
+    state = node.problem or ("ok" if gpu.healthy else gpu.reason)
     figures = (gpu.total_bytes, gpu.other_use_bytes, gpu.headroom_bytes, gpu.reserved_bytes, gpu.free_bytes)
     return [plain(part) for part in (node.name, str(gpu.index), gpu.product, *map(_figure, figures), state)]
 

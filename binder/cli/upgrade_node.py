@@ -285,5 +285,5 @@ def _is_owned(thing: Mapping[str, Any], uid: str) -> bool:
 
 
 def _may_pass(error: KubeError) -> bool:
-    """An API server that is away or in trouble, and a budget that does not allow a pod to go now."""
+    """An API server that is unreachable or fails, and a budget that does not allow a pod to go now."""
     return error.status == 409 or may_pass(error)

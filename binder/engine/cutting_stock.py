@@ -22,7 +22,7 @@ _EPSILON = 1e-9
 
 
 def remainder_values(demand: Mapping[int, float]) -> Floats:
-    """Worth of a remainder of 0 to CELLS cells, in GPUs. `demand`: how often each size is asked for,
+    """Worth of a remainder of 0 to CELLS cells, in GPUs. `demand`: how often each size is requested,
     in cells from 1 to CELLS; without any the worth is the share that is left."""
     sizes, wanted = _few_sizes(demand)
     if not len(sizes):

@@ -19,7 +19,7 @@ from binder.cache.cluster_facts import ClusterFacts
 from binder.cache.column import Ints
 from binder.cache.table import Floats, NodeTable
 from binder.engine.rank import Ranking, Rankings
-from binder.engine.replica_spread import replicas_beside
+from binder.engine.replica_spread import replicas_nearby
 from binder.engine.score import Strategy, best_gpus, waits
 from binder.pod.demand import Demand
 from binder.rules.gpu import gpu_fit
@@ -162,7 +162,7 @@ class Decider:
         for better in self.rules.favoured(self.context, demand):
             if (score[better] > -np.inf).any():
                 score = np.where(better, score, -np.inf)
-        beside = replicas_beside(self.context, demand, among=score > -np.inf)
+        beside = replicas_nearby(self.context, demand, among=score > -np.inf)
         if beside is not None:
             score = np.where(beside == beside.min(), score, -np.inf)
         row = int(score.argmax())

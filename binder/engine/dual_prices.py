@@ -1,4 +1,4 @@
-"""What the cluster's GPUs are worth, learned from what pods have asked for. Pure.
+"""What the cluster's GPUs are worth, learned from what pods have requested. Pure.
 
 A node is worth the least of what its GPUs, its CPU and its memory could still serve, in GPUs of mean
 size:
@@ -105,7 +105,7 @@ class DemandHistory:
         self._outdated = True
 
     def _forget_half(self) -> None:
-        """What was asked for long ago fades: the half of the shapes that has not come for longest goes, and
+        """What was requested long ago fades: the half of the shapes that has not come for longest goes, and
         half of what is known of the others."""
         lasting = list(self._shapes.items())[len(self._shapes) // 2 :]
         self._shapes = {shape: (count + 1) // 2 for shape, count in lasting}
@@ -134,7 +134,7 @@ def price(problem: PricingProblem) -> Prices:
 
 def extended(prices: Prices, table: NodeTable) -> Prices:
     """The same with the GPU models that have come since: worth what others of their size are, or the share
-    that is left of them. Nobody is known to need just these."""
+    that is left of them. No pod is known to need just these."""
     sizes, known = _sizes(table), len(prices.scarcity)
     share = np.linspace(0.0, 1.0, CELLS + 1)
     by_size = dict(zip(sizes[:known].tolist(), prices.values, strict=True))
@@ -167,7 +167,7 @@ def _values(problem: PricingProblem, size: int, mean: float) -> Floats:
 
 
 def _per_gpu(problem: PricingProblem, mean: float) -> dict[str, float]:
-    """κ. A unit that nobody asks for strands nothing: 0."""
+    """κ. A unit that no pod requests strands nothing: 0."""
     with_gpu = [request for request in problem.requests if request.request_bytes]
     gpus = sum(request.count * request.gpu_count * request.request_bytes for request in with_gpu) / mean
     if not gpus:
@@ -227,12 +227,12 @@ class _Allowed:
 
 def _most_per_gpu(table: NodeTable, sizes: NDArray[np.int64], usable: Bools) -> dict[str, float]:
     """The median over the cluster's GPU bytes of what a node has per GPU of mean size."""
-    held = np.where(usable, sizes[table.gpu_model], 0).astype(float).sum(axis=1)
-    rows = held > 0
+    total = np.where(usable, sizes[table.gpu_model], 0).astype(float).sum(axis=1)
+    rows = total > 0
     if not rows.any():
         return dict.fromkeys(_UNITS, 0.0)
-    mean = held.sum() / usable.sum()
-    return {unit: _median(table.allocatable(unit)[rows] * mean / held[rows], held[rows]) for unit in _UNITS}
+    mean = total.sum() / usable.sum()
+    return {unit: _median(table.allocatable(unit)[rows] * mean / total[rows], total[rows]) for unit in _UNITS}
 
 
 def _median(figures: Floats, weights: Floats) -> float:

@@ -18,7 +18,7 @@ from binder.pod.demand import Demand
 from binder.rules.registry import Codes
 
 # Of more than so many idle pods of one node the last used ones are not compared with each other, and among groups of
-# more than so many the smallest is not searched for: what is found then is a group of which nobody can stay.
+# more than so many the smallest is not searched for: what is found then is a group of which none can stay.
 _COMPARED, _GROUP = 16, 4
 # Nodes where a group was found, among which the best is chosen; and questions in one search, about a third of a
 # millisecond each.
@@ -36,7 +36,7 @@ class _Idle:
 
 
 class IdlePods:
-    """`reservations`: idle pods, first who was not used for longest. Who has been found to go is told to the decider, and
+    """`reservations`: idle pods, the least recently used first. The decider learns which were chosen, and
     is found no more."""
 
     def __init__(self, decider: Decider, reservations: Sequence[Reservation]) -> None:
@@ -113,7 +113,7 @@ class IdlePods:
         return sorted((by_uid[reservation.ref.uid] for reservation in going), key=lambda one: one.rank)
 
     def _fewest(self, demand: Demand, row: int, idle: list[_Idle]) -> int:
-        """At least so many must go: on as many GPUs as are asked for there must be the bytes."""
+        """At least so many must go: on as many GPUs as are requested there must be the bytes."""
         table, count = self._decider.table, demand.shape.gpu_count
         needed = []
         for slot in range(table.free.shape[1]):

@@ -24,7 +24,7 @@ from binder.rules.rule import Cure
 
 # Nodes where a candidate was found, among which the cheapest is chosen: kube-scheduler looks at 100, or a
 # tenth of the nodes. And questions in one search, at least one for each node, which stand in the order of what
-# they promise: nothing else is heard meanwhile, and each takes up to a millisecond. The next search goes on behind them.
+# they promise: no event is handled meanwhile, and each takes up to a millisecond. The next search goes on behind them.
 _ENOUGH = 8
 MOST_QUESTIONS = 64
 # Added to each priority, so that one more victim is never cheaper (kube-scheduler's MaxInt32 + 1).
@@ -114,7 +114,7 @@ def promising(
 def names(
     decider: Decider, victims: Victims, demand: Demand, codes: Codes, rows: Iterator[int]
 ) -> Iterator[NodeName]:
-    """Takes from `rows` no more than it is asked for. Leaves out where whoever it cannot be with stays."""
+    """Takes from `rows` no more than requested. Leaves out rows where a pod that it conflicts with stays."""
     clashing = decider.rules.clashing
     for row in rows:
         if not clashing[codes[row]] or not victims.in_the_way_for_good(demand, row):

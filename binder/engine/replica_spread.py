@@ -12,7 +12,7 @@ from binder.rules.rule import Context
 _ZONE: Final = "topology.kubernetes.io/zone"
 
 
-def replicas_beside(context: Context, demand: Demand, *, among: Bools) -> Floats | None:
+def replicas_nearby(context: Context, demand: Demand, *, among: Bools) -> Floats | None:
     """How many replicas of the pod's controller share a zone and a node with it already, as one figure a node, infinite but
     among those nodes; None where there are none, or where the pod says itself how it is to be spread.
 

@@ -40,7 +40,7 @@ JsonObject = Mapping[str, Any]
 # An answer in the making: between its steps, each a millisecond or so, others may have their turn.
 Steps = Generator[None, None, SchedulableAnswer]
 
-# Pods that wait are decided first, and replicas after them. What is beyond is told as not looked at: the scaler asks
+# Pods that wait are decided first, and replicas after them. What is beyond is reported as not looked at: the scaler asks
 # again soon.
 _MOST_PENDING = 1024
 _MOST_REPLICAS = 4096
@@ -48,7 +48,7 @@ _MOST_REPLICAS = 4096
 _MOST_SEARCHES = 64
 _ROWS_AT_ONCE = 64
 _MOST_TEMPLATES = 4096
-# What stands in a tenant's template may be told in it.
+# What stands in a tenant's template may be quoted in it.
 _LONGEST_REASON = 1024
 
 
@@ -69,7 +69,7 @@ class _Asked:
         return max(0, self.asks.desired - self.asks.running - self.asks.starting - self.now)
 
     @property
-    def told(self) -> Schedulable:
+    def answer(self) -> Schedulable:
         return Schedulable(
             name=self.asks.name,
             now=self.now,
@@ -103,7 +103,7 @@ class SchedulableAnswers:
         self._templates: dict[tuple[ModelKey, str, int], Demand] = {}
 
     def answer(self, request: SchedulableRequest) -> Steps:
-        """In steps, to be gone through by one caller at a time. Whoever stops in between closes it. To be asked for
+        """In steps, to be gone through by one caller at a time. A caller that stops in between closes it. To be asked for
         nothing is to see the cluster as it is, so that the next answer has less to do."""
         try:
             while not self._mirror.follow(most=_ROWS_AT_ONCE):
@@ -124,7 +124,7 @@ class SchedulableAnswers:
                 yield from self._give(asked)
                 yield from self._look_for_idle(asked, request.idle)
             return SchedulableAnswer(
-                generation=generation, models={one.asks.model: one.told for one in asked}
+                generation=generation, models={one.asks.model: one.answer for one in asked}
             )
         finally:
             self._mirror.revert()
@@ -143,7 +143,7 @@ class SchedulableAnswers:
             )
 
     def _demand(self, asks: SchedulableModel) -> Demand:
-        """What a replica asks for. Raises InvalidPod, and what a thing that is no pod template makes of it."""
+        """What a replica requests. Raises InvalidPod, and what a thing that is no pod template makes of it."""
         key = (asks.model, asks.template_hash, asks.priority)
         demand = self._templates.get(key)
         if demand is None:
@@ -153,7 +153,7 @@ class SchedulableAnswers:
         return demand
 
     def _serve(self, pending: Iterable[Demand], asked: Iterable[_Asked]) -> Iterator[None]:
-        """Pods that wait take what they will take. A model's own are among those that it asks for."""
+        """Pods that wait take what they will take. A model's own are among those that it requests."""
         refused, by_namespace = set(), _by_namespace(asked)
         for demand in pending:
             if demand.model.ref.uid in self._cluster.state.nominated():
@@ -173,7 +173,7 @@ class SchedulableAnswers:
             yield
 
     def _give(self, asked: Iterable[_Asked]) -> Iterator[None]:
-        """One replica at a time, until nobody has a place any more or nothing is missing."""
+        """One replica at a time, until no other can be scheduled or nothing is missing."""
         turns = [(one.turn, one) for one in asked if one.demand is not None and one.missing]
         heap = [(turn, number) for number, (turn, _) in enumerate(turns)]
         heapq.heapify(heap)
@@ -186,11 +186,9 @@ class SchedulableAnswers:
                 continue
             try:
                 self._give_one(one)
-            except (
-                Exception
-            ) as error:  # a template that nobody has thought of must not spoil the others' answer
+            except Exception as error:  # an unforeseen template must not spoil the others' answer
                 log.error("model not judged", extra=fields(model=one.asks.model), exc_info=not broken)
-                broken = True  # whatever it is, it is told once in full
+                broken = True  # whatever it is, it is logged once in full
                 one.why = f"the binder could not judge the pod: {error!r}"
                 continue
             if one.refusal is None:
@@ -223,15 +221,15 @@ class SchedulableAnswers:
         if not idle or not waiting:
             return
         reservations = yield from self._reservations(idle)
-        pods, somebody_goes = IdlePods(self._decider, reservations), False
+        pods, has_victims = IdlePods(self._decider, reservations), False
         for one in waiting[:_MOST_SEARCHES]:
             assert one.refusal is not None
             demand = _known(one)
-            if somebody_goes and isinstance(self._place(demand), Placement):
+            if has_victims and isinstance(self._place(demand), Placement):
                 continue  # beside the replica for which they go; it has its turn once they are gone
             found = yield from pods.find(demand, one.refusal.codes)
             if found is not None:
-                somebody_goes = True
+                has_victims = True
                 one.if_idle_go = tuple(f"{h.ref.namespace}/{h.ref.name}" for h in found.victims)
                 self._mirror.remove([reservation.ref.uid for reservation in found.victims])
                 self._mirror.add(demand, found.placement.node, found.placement.gpu)
@@ -287,7 +285,7 @@ def _by_namespace(asked: Iterable[_Asked]) -> dict[str, list[_Asked]]:
 
 
 def _model_of(demand: Demand, by_namespace: Mapping[str, list[_Asked]]) -> _Asked | None:
-    """Whose replica a pod is: it asks for the same and has the template's labels."""
+    """Whose replica a pod is: it requests the same and has the template's labels."""
     for one in by_namespace.get(demand.model.ref.namespace, ()):
         replica = _known(one)
         if (

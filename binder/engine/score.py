@@ -24,8 +24,8 @@ _DECIMALS = 7
 # How much the share that is left of the chosen GPU counts against it, in GPUs. Learned worths come in steps,
 # so that many places are worth the same: without this the first of them is taken, and remainders gather.
 _BEST_FIT = 0.3
-# What it is worth not to wait for a load, in GPUs. If nobody waits for the pod it is more than best fit and less than
-# to break up a GPU that is worth more as a whole: a wait is over in a while, and where a pod is lasts. If somebody does, it is more
+# What it is worth not to wait for a load, in GPUs. If no request waits for the pod it is more than best fit and less than
+# to break up a GPU that is worth more as a whole: a wait is over in a while, and where a pod is lasts. If one does, it is more
 # than any one GPU.
 _LOAD_COST, _AWAITED_LOAD_COST = 0.1, 1.0
 
@@ -64,7 +64,7 @@ class Simple:
 
 
 class LeastFragmentation:
-    """The node whose worth (`dual_prices`) falls least. Learns from what is asked for."""
+    """The node whose worth (`dual_prices`) falls least. Learns from what is requested."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -117,7 +117,7 @@ class LeastFragmentation:
 
 
 class _Worths:
-    """What everything is worth as it is, whoever asks: kept, and found anew only where nodes changed.
+    """What everything is worth as it is, for any pod: kept, and found anew only where nodes changed.
 
     `gpus` (rows, GPUs); `filled` (rows): of the usable ones together; `nodes` (rows): Φ.
     """

@@ -1,6 +1,6 @@
 """How much room could be made on every node at once: what pods of each priority would give back.
 
-An upper bound, in arrays: where even all that may go would not do, nobody looks closer. Pods that no
+An upper bound, in arrays: where even all that may go would not do, no closer search follows. Pods that no
 budget lets go are not counted.
 """
 
@@ -232,7 +232,7 @@ class Victims:
 
 
 def _offered(reservation: Reservation, view: NodeView) -> list[tuple[str, int]]:
-    """What the pod takes of what the node has: whatever else it names makes room for nobody."""
+    """What the pod takes of what the node has: whatever else it names makes room for no pod."""
     amounts = reservation.amounts
     return [(name, amounts[name]) for name in view.facts.allocatable if name in amounts]
 

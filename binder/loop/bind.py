@@ -84,7 +84,7 @@ async def current_pod(client: PodClient, ref: PodRef) -> JsonObject | None:
 @dataclass(frozen=True, slots=True)
 class BindingOutcome:
     """How a Binding ended. `failure`: why the pod is not bound as decided, "" where it is. `pod`: as it is now, where an
-    error made it be asked for and it exists. `is_unsent`: nothing was tried."""
+    error made it be looked up and it exists. `is_unsent`: nothing was tried."""
 
     failure: str = ""
     pod: JsonObject | None = None

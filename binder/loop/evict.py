@@ -81,7 +81,7 @@ def _rate_of_failed_loads() -> _Rate:
 
 
 def _rate_of_broken_gpus() -> _Rate:
-    """Where a whole cluster is in trouble, no try helps, and each costs a call and a decision."""
+    """Where a whole cluster fails, no attempt helps, and each costs a call and a decision."""
     return _Rate(
         lasting_seconds=BROKEN_SECONDS,
         pause_seconds=PAUSE_SECONDS,
@@ -174,7 +174,7 @@ class EvictionController:
             return
         with suppress(InvalidPod):
             demand = parse_demand(pod, self._keys)
-            # Whoever placed it: its successor would fail there, too.
+            # Also for pods of another scheduler: its successor would fail there, too.
             if not self._verdict(
                 one, pod, demand, scheduler_name=pod["spec"].get("schedulerName") or ""
             ).stays:

@@ -84,7 +84,7 @@ class Nominator:
         self.to_clear: dict[PodUid, PodRef] = {}
         # Pods for which an earlier leader has begun to preempt others.
         self._to_adopt: dict[PodUid, Demand] = {}
-        self._has_led = False
+        self._was_leader = False
         self._repeats = TokenBucket(per_second=_REPEATED_A_SECOND, most=_REPEATED_AT_ONCE, clock=clock)
         # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
         self._barred: dict[PodUid, float] = {}
@@ -142,7 +142,7 @@ class Nominator:
         return outcome
 
     def may_preempt(self, demand: Demand, rows: NDArray[np.intp], codes: Codes) -> bool:
-        """Whether it is worth to look on these rows for pods that could go. A pod that waits for nobody
+        """Whether it is worth to look on these rows for pods that could go. A pod that waits for no victim
         any more must look anew. `codes`: of all rows."""
         known = self._waiting.get(demand.model.ref.uid)
         if known is not None:
@@ -196,7 +196,7 @@ class Nominator:
     def note_nominated(self, demand: Demand, *, is_new: bool) -> None:
         """An earlier leader preempts others for the pod, or does not any more. A standby has known most pods for long
         when they are nominated; a leader hears in this way of its own nominations only."""
-        if not is_new and self._has_led:
+        if not is_new and self._was_leader:
             return
         if demand.nominated:
             self._to_adopt[demand.model.ref.uid] = demand
@@ -208,7 +208,7 @@ class Nominator:
 
     def adopt_all(self) -> None:
         """Take over what an earlier leader has begun."""
-        self._has_led = True
+        self._was_leader = True
         for demand in self._to_adopt.values():
             self.adopt(demand)
         self._to_adopt.clear()
@@ -245,7 +245,7 @@ class Nominator:
         """Release places for which no victim terminates, and retry what has failed."""
         now = self._clock()
         for nomination in list(self._waiting.values()):
-            if nomination.until <= now and not self._somebody_goes(nomination):
+            if nomination.until <= now and not self._is_victim_leaving(nomination):
                 self.lose(nomination)
                 self._bar(*nomination.to_go, seconds=NOMINATION_SECONDS)
             elif nomination.to_go and nomination.next_try <= now:
@@ -306,9 +306,9 @@ class Nominator:
 
     def _may_come_free(self, one: Nomination) -> bool:
         there = any(self._cluster.state.holds(victim.ref.uid) for victim in one.candidate.victims)
-        return there and (self._clock() < one.until or self._somebody_goes(one))
+        return there and (self._clock() < one.until or self._is_victim_leaving(one))
 
-    def _somebody_goes(self, one: Nomination) -> bool:
+    def _is_victim_leaving(self, one: Nomination) -> bool:
         reservations = (
             self._cluster.state.reservation_of(victim.ref.uid) for victim in one.candidate.victims
         )

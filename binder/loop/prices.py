@@ -1,4 +1,4 @@
-"""Learns what GPUs are worth from what is asked for; in the background, one problem at a time."""
+"""Learns what GPUs are worth from what is requested; in the background, one problem at a time."""
 
 import asyncio
 

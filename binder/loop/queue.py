@@ -99,7 +99,7 @@ class SchedulingQueue:
         return counts
 
     def put(self, demand: Demand, *, message: str = "", reason: WaitReason | None = None) -> bool:
-        """Add a pod, or take its change: what it asks for now may fit where the old did not. True for
+        """Add a pod, or take its change: what it requests now may fit where the old did not. True for
         a pod that was not known.
 
         `message`: what was reported before to its owner, by an earlier leader perhaps, `reason`: to programs.
@@ -218,7 +218,7 @@ class SchedulingQueue:
         else:
             self._parked[waiting.uid] = waiting
         if waiting.demand.gated:
-            return  # its change brings it here again
+            return  # its change adds it here again
         if waiting.due > self._clock():
             heapq.heappush(self._later, (waiting.due, waiting.uid))
         else:

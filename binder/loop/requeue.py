@@ -47,7 +47,7 @@ class QueueingHint:
         return QueueingHint(self.rows | other.rows)
 
 
-# Nobody knows what has changed.
+# It is unknown what has changed.
 ANY = QueueingHint(None)
 # The search for pods that could go was left off, and goes on.
 RESUME_SEARCH = QueueingHint(frozenset())
@@ -57,13 +57,13 @@ RESUME_SEARCH = QueueingHint(frozenset())
 class NodeToStatus:
     """How a pod stood when it was refused. `codes`: the first rule of each row; `clock`: the table's then.
 
-    Of the search for pods that could go for it: `searched`: the table's clock when nobody was found; `unasked`: rows that
+    Of the search for pods that could go for it: `searched`: the table's clock when none was found; `unasked`: rows that
     it had not come to by then; `met`: what stood in the way without them, which `kinds` have, too.
     """
 
     codes: Codes
     kinds: set[str]
-    hopeless: bool
+    unresolvable: bool
     clock: int
     searched: int | None = None
     unasked: Some = field(default_factory=lambda: np.zeros(0, np.intp))
@@ -90,14 +90,14 @@ class NodeToStatus:
         self.searched, self.met, self.unasked = None, frozenset(), self.unasked[:0]
 
     def to_search(self, table: NodeTable) -> Some:
-        """Rows where somebody could be found who was not before: what has become better since, and what was not
+        """Rows where a victim could be found that was not before: what has become better since, and what was not
         asked."""
         if self.searched is None:
             return np.arange(len(table))
         return np.union1d(table.eased_since(self.searched), self.unasked)
 
     def note_search(self, clock: int, unasked: Some, met: "set[str]") -> None:
-        """Nobody was found, but for those rows that were not asked."""
+        """None was found, but for those rows that were not asked."""
         self.searched, self.unasked = clock, unasked
         self.met |= met
         self.kinds |= self.met
@@ -164,7 +164,7 @@ class QueueingHints:
 
     def hint(self, demand: Demand, status: NodeToStatus, changes: ClusterChanges) -> QueueingHint | None:
         """What of the changes may help a pod; None where nothing does."""
-        if status.hopeless:
+        if status.unresolvable:
             return None if self._decider.because(demand) else QueueingHint(None)
         context = self._decider.context
         if any(RULES.named(name).woken_by(context, demand, changes.event) for name in status.kinds):
@@ -176,7 +176,7 @@ class QueueingHints:
         """Nodes that the pod does not have to keep away from any more: a matter of time alone. The end of a
         quarantine is one, too, or of something that makes no room anywhere."""
         passing = [RULES.named(name) for name in status.kinds if Cure.TIME in RULES.named(name).cures]
-        if status.hopeless and passing:
+        if status.unresolvable and passing:
             return None if self._decider.because(demand) else QueueingHint(None)
         rows = {
             row
@@ -202,7 +202,7 @@ class QueueingHints:
             status.hopeless = True
             status.kinds.add(because.rule)
             return False
-        if status.hopeless or hint.rows is None:
+        if status.unresolvable or hint.rows is None:
             rows = np.arange(len(table))
         else:
             moved = table.moved_since(status.clock)
@@ -212,7 +212,7 @@ class QueueingHints:
             codes = decider.codes_on(demand, rows)
         if (codes == FITS).any():
             return True
-        status.hopeless = False
+        status.unresolvable = False
         status.learn(rows, codes, table.clock)
         return self._may_preempt(demand, rows, status.codes)
 
@@ -238,7 +238,7 @@ class QueueingHints:
         return self._without_obstacles(demand, status, rows)
 
     def _without_obstacles(self, demand: Demand, status: NodeToStatus, rows: Some) -> list[int]:
-        """Leaves out where whoever the pod cannot be with stays, and what only time cures: that is remembered, for its
+        """Leaves out rows where a pod that it conflicts with stays, and what only time cures: that is remembered, for its
         end must wake the pod (`spared`)."""
         passing, taken = set[int](), set[int]()
         for code, fails in RULES.pairs(self._decider.context, demand, _PASSING | RULES.clashing):

@@ -248,7 +248,7 @@ class Scheduler:
     def _wake_queue(self) -> None:
         """Wake the pods that the changes may help."""
         if not self.queue.has_parked and not self.nominator.has_lost:
-            # Nobody to wake. What could be freed is brought up to date now and then, so that the first one who
+            # No pod to requeue. What could be freed is brought up to date now and then, so that the first one that
             # asks for it has not everything to wait for.
             self.nominator.victims.renew(lag=_MOST_LAG)
             if self.nominator.victims.is_behind:
@@ -354,7 +354,7 @@ class Scheduler:
         else:
             self._update_reason(waiting, reason)
         if waiting.status is None and not self.queue.has_parked:
-            self._hints.take_changes()  # not asked for while no pod was parked: older than this refusal
+            self._hints.take_changes()  # not read while no pod was parked: older than this refusal
         self.queue.park(waiting, status)
         if candidate is None and why is not None and len(status.unasked):
             self.queue.wake(waiting, RESUME_SEARCH)

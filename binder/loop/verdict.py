@@ -143,7 +143,7 @@ def _reasons_to_stay(
             )
         if failure not in CURABLE:
             yield "the model would fail on every node; correct it, and create the pod again"
-    # Files are staged again by a new pod's loader, whoever places that pod.
+    # Files are staged again by a new pod's loader, whichever scheduler binds it.
     if cause is not Cause.FILES_LOST and not is_ours:
         yield f"scheduler {pod.scheduler_name} placed it"
     if cause is Cause.LOAD_FAILED and pod.server is not None:

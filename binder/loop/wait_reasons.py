@@ -45,7 +45,7 @@ class WaitReasons:
         self._over_mirror = cluster.decider_over(self._mirror)
 
     def look(self) -> None:
-        """Mirror more of the nodes, where that was asked for."""
+        """Mirror more of the nodes, where that was requested."""
         if self._clock() < self._asked_until:
             self._mirror.follow(most=_NODES_AT_ONCE)
 
@@ -62,7 +62,7 @@ class WaitReasons:
         alone = self._alone(demand)
         if alone is not WaitReason.UNSCHEDULABLE or not self._heeds_others(demand):
             return alone
-        return self._beside(demand)
+        return self._with_one_more(demand)
 
     def _alone(self, demand: Demand) -> WaitReason:
         """As if there were no other pods."""
@@ -87,7 +87,7 @@ class WaitReasons:
         decider = self._cluster.decider
         return any(rule.concerns(decider.context, demand) for rule in decider.rules.neighbours)
 
-    def _beside(self, demand: Demand) -> WaitReason:
+    def _with_one_more(self, demand: Demand) -> WaitReason:
         known = self._by_question.get(demand.question)
         if known is None or known[0] <= self._clock():
             before = WaitReason.WAITING_FOR_CAPACITY if known is None else known[1]
@@ -96,8 +96,8 @@ class WaitReasons:
         return known[1]
 
     def _simulated(self, demand: Demand, before: WaitReason) -> WaitReason:
-        """By a decision's own rules, in the cluster with one more node of each kind. While the mirror is behind nobody
-        knows, and the answer is what it was `before`: no node is asked for that never was."""
+        """By a decision's own rules, in the cluster with one more node of each kind. While the mirror is behind this is
+        unknown, and the answer is what it was `before`: no new request for a node."""
         mirror, self._asked_until = self._mirror, self._clock() + _ASKED_SECONDS
         if not mirror.follow(most=_NODES_AT_ONCE):
             return before

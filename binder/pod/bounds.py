@@ -2,7 +2,7 @@
 
 An API server takes what fits into a megabyte: thousands of terms, keys, values. A decision's work grows with them, and
 it holds up everybody's. A pod that waits and goes beyond is refused, before anything is made of it; of a pod that has
-a node already (whoever bound it) so many terms are honoured, and for the rest its node is kept free (`neighbours`).
+a node already (bound by any scheduler) so many terms are honoured, and for the rest its node is kept free (`neighbours`).
 So it is with many pods of one namespace, each within the bounds (`pod_index`).
 
 The figures are several times what people write, and little enough that a pod which uses one of them to the full
@@ -65,7 +65,7 @@ def _counts(pod: JsonObject) -> Iterator[tuple[str, int, int]]:
     yield "spec.volumes", len(spec.get("volumes") or ()), MOST_VOLUMES
     yield "containers and initContainers", len(containers), MOST_CONTAINERS
     yield "ports of all containers", sum(len(one.get("ports") or ()) for one in containers), MOST_PORTS
-    yield "resources that are asked for", sum(map(len, _resource_lists(spec, containers))), MOST_RESOURCES
+    yield "requested resources", sum(map(len, _resource_lists(spec, containers))), MOST_RESOURCES
     yield from _counts_of_affinity(spec.get("affinity") or {})
     spreads = spec.get("topologySpreadConstraints") or ()
     yield "spec.topologySpreadConstraints", len(spreads), MOST_SPREADS

@@ -29,7 +29,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One of `waiting` (its reason, "" where none is told), `running_since` and `ended` says how it is;
+    """One of `waiting` (its reason, "" where none is given), `running_since` and `ended` says how it is;
     all are None while the kubelet has said nothing. `before`: its last run but this one."""
 
     name: str
@@ -62,7 +62,7 @@ class Container:
 
 
 def init_containers(pod: JsonObject) -> list[Container]:
-    """In the order in which they run. The one that brings the model is the loader by its name or its
+    """In the order in which they run. The one that downloads the model is the loader by its name or its
     arguments, else the last one."""
     specs = pod["spec"].get("initContainers") or []
     named = [spec["name"] for spec in specs if _is_loader(spec)] or [spec["name"] for spec in specs[-1:]]

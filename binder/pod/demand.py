@@ -26,7 +26,7 @@ _CLAIM_VOLUMES = frozenset({"persistentVolumeClaim", "ephemeral"})
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides which nodes a pod fits on, whoever it is: pods of one shape are judged together.
+    """What decides which nodes a pod fits on, apart from its identity: pods of one shape are judged together.
 
     `rules` is the canonical text of the three mappings behind it, which themselves are not compared.
     """
@@ -49,7 +49,7 @@ class Demand:
 
     `claims` are the PersistentVolumeClaims it mounts, `owned_claims` those of them that are made for
     it (generic ephemeral volumes). `owner`: uid of the controller that will replace the pod. `preempts`: it may take the place of pods of lower priority.
-    `nominated`: the node where a leader has begun to make room for it; what it asks for is the same without.
+    `nominated`: the node where a leader has begun to make room for it; what it requests is the same without.
     """
 
     model: ModelPod
@@ -97,7 +97,7 @@ class Demand:
 def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
     """Raises InvalidPod.
 
-    A pod of ours that asks for no GPU memory asks for 0 bytes, as in the proof of concept: it still
+    A pod of ours that requests no GPU memory requests 0 bytes, as in the proof of concept: it still
     gets a GPU of its own, because its model must be loaded on one.
     """
     require_bounded(pod)  # before any work that grows with it

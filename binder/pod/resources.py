@@ -22,7 +22,7 @@ _POD_LEVEL = ("cpu", "memory", "hugepages-")
 def pod_amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
     """GPU memory aside: CPU in milli-cores, the rest in units; at its peak, by Kubernetes' rule for
     init containers and sidecars; one of `pods`; MOST at most of anything. A pod that is being resized in
-    place takes the most of what it asks for, was given and has.
+    place takes the most of what it requests, was given and has.
 
     Raises InvalidPod.
     """

@@ -71,7 +71,7 @@ class Neighbours:
 
 
 NONE = Neighbours()
-# Nobody at all, on the node itself.
+# No pod at all, on the node itself.
 ANY_POD_HERE = Term("kubernetes.io/hostname", Selector(()), frozenset(), Selector(()))
 
 

@@ -71,7 +71,7 @@ class ModelsOfOtherNamespaces(PairRule):
         return _not_own(context.table, TENANTS, demand) if demand.has_code else None
 
     def favours(self, context: Context, demand: Demand) -> Bools | None:
-        """Where the namespace's code is already, it takes the node from nobody."""
+        """Where the namespace's code is already, it takes the node from no other."""
         if not demand.has_code:
             return None
         return context.table.fact(CODERS).is_one_of((demand.model.ref.namespace,), context.table.all_rows)

@@ -1,4 +1,4 @@
-"""The memory rule: as many GPUs as are asked for must each be there, healthy, known, and have the bytes free."""
+"""The memory rule: as many GPUs as are requested must each be there, healthy, known, and have the bytes free."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from binder.rules.rule import UNBOUNDED, Context, Cure, NewNode, Reason, ShapeQu
 @dataclass(frozen=True, slots=True)
 class _Lacking:
     """Where GPUs are missing by other things than memory. (rows, GPUs): those that are there, are of a product that will
-    do, are sick; (rows): where as many as are asked for could be used."""
+    do, are sick; (rows): where as many as are requested could be used."""
 
     present: Bools
     wanted: Bools
@@ -62,7 +62,7 @@ def _gpu_fit(query: ShapeQuery) -> GpuFit:
 
 
 def wanted_models(table: NodeTable, shape: Shape) -> Bools:
-    """Which of the table's GPU models are of a product that the pod asks for."""
+    """Which of the table's GPU models are of a product that the pod requests."""
     return np.array(
         [not shape.products or product in shape.products for product, _ in table.models], np.bool_
     )
@@ -94,7 +94,7 @@ class NoGPU(_GpuRule):
 
 
 class GPUProductMismatch(_GpuRule):
-    """Too few of its GPUs are of a product that the pod asks for."""
+    """Too few of its GPUs are of a product that the pod requests."""
 
     name = "GPUProductMismatch"
     cures = frozenset({Cure.NODE})
@@ -109,7 +109,7 @@ class GPUProductMismatch(_GpuRule):
 
 
 class GPUCountInsufficient(_GpuRule):
-    """It has fewer GPUs than the pod asks for."""
+    """It has fewer GPUs than the pod requests."""
 
     name = "GPUCountInsufficient"
     cures = frozenset({Cure.NODE})
@@ -139,7 +139,7 @@ class GPUUnhealthy(_GpuRule):
 
 
 class GPUFactsUnknown(_GpuRule):
-    """Nobody knows what is free on enough of its GPUs."""
+    """It is unknown what is free on enough of its GPUs."""
 
     name = "GPUFactsUnknown"
     cures = frozenset({Cure.REPORT})
@@ -201,7 +201,7 @@ class GPUMemoryInsufficient(ShapeRule):
 
 
 def gpu_reason(demand: Demand, gpu: GpuReport, free: int | None) -> Reason | None:
-    """Why one GPU on its own does not do. A pod that asks for no memory still needs one that is healthy, known and not
+    """Why one GPU on its own does not do. A pod that requests no memory still needs one that is healthy, known and not
     over its memory."""
     if demand.shape.products and product_key(gpu.product) not in demand.shape.products:
         wanted = ", ".join(demand.model.gpu_products)
@@ -215,7 +215,7 @@ def gpu_reason(demand: Demand, gpu: GpuReport, free: int | None) -> Reason | Non
 
 
 def _best_free(table: NodeTable, demand: Demand, rows: Some) -> Ints:
-    """What is free on the GPU of each of these nodes that decides: with several asked for, on the last of them."""
+    """What is free on the GPU of each of these nodes that decides: with several requested, on the last of them."""
     count, free = demand.shape.gpu_count, table.free[rows]
     if count == 1:
         best: Ints = free.max(axis=1)

@@ -110,7 +110,7 @@ class PodAntiAffinity(DomainRule):
 
 
 class ExistingPodAntiAffinity(DomainRule):
-    """A pod in the node's domain wants nobody like this one there."""
+    """A pod in the node's domain excludes pods like this one there."""
 
     name = "ExistingPodAntiAffinity"
     cures = frozenset({Cure.NEIGHBOURS, Cure.POD_ENDS})

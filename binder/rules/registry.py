@@ -118,7 +118,7 @@ class Registry:
         return first_failing(len(query), ((code, rule.fails(query)) for code, rule in self._moving))
 
     def shape(self, query: ShapeQuery, moving: Codes | None = None) -> Codes:
-        """For each row the first rule that a pod of the shape fails, whoever it is. `moving`: as far as that is known."""
+        """For each row the first rule that any pod of the shape fails. `moving`: as far as that is known."""
         moving = self.moving(query) if moving is None else moving
         changing = ((code, rule.fails(query)) for code, rule in self._changing)
         return first_failing(len(moving), changing, moving)

@@ -58,7 +58,7 @@ class TritonNotReady(_ServiceRule):
 
 
 class WrongServer(_ServiceRule):
-    """The node serves with another server than the pod asks for."""
+    """The node serves with another server than the pod requests."""
 
     name = "WrongServer"
 

@@ -34,7 +34,7 @@ class _AmountRule(ShapeRule):
 
 
 class ResourceInsufficient(_AmountRule):
-    """Less is left of the node's allocatable than the pod asks for."""
+    """Less is left of the node's allocatable than the pod requests."""
 
     name = "ResourceInsufficient"
 

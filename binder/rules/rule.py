@@ -31,7 +31,7 @@ class Cure(Enum):
     """What ends a refusal."""
 
     OWNER = auto()  # the pod's owner changes the pod, or its controller makes another one
-    NODE = auto()  # somebody changes the node: whatever it gives back helps nobody
+    NODE = auto()  # the node itself must change: what it gives back helps no pod
     REPORT = auto()  # the node's agent tells something else
     POD_ENDS = auto()  # a pod on the node ends, also by eviction
     NEIGHBOURS = auto()  # pods come or go, there or elsewhere

@@ -84,7 +84,7 @@ def _too_many(context: Context, demand: Demand, spread: Spread, counted: Bools) 
     table = context.table
     column = table.label(spread.topology_key)
     codes = column.codes[: len(table)]
-    # An empty selector counts nobody who is there, as in countPodsMatchSelector (common.go).
+    # An empty selector counts no pod that is there, as in countPodsMatchSelector (common.go).
     counted_by = spread.selector if spread.selector and spread.selector.requirements else None
     on = counts_by_node(table, context.pods.staying(demand.model.ref.namespace, counted_by))
     by_domain = np.bincount(codes, weights=np.where(counted, on, 0), minlength=len(column.values))

@@ -27,7 +27,7 @@ CORDONED = Fact(lambda view: view.facts.unschedulable or None)
 
 
 class NodeUnschedulable(ShapeRule):
-    """The node is cordoned. Whoever tolerates the cordon's taint may pass, as with Kubernetes' own NodeUnschedulable."""
+    """The node is cordoned. A pod that tolerates the cordon's taint may pass, as with Kubernetes' own NodeUnschedulable."""
 
     name = "NodeUnschedulable"
     cures = frozenset({Cure.NODE})

@@ -5,7 +5,7 @@ from binder.rules.rule import Context, Cure, PodRule
 
 
 class UnsupportedConstraint(PodRule):
-    """The pod asks for something that only kube-scheduler decides."""
+    """The pod requests something that only kube-scheduler decides."""
 
     name = "UnsupportedConstraint"
     cures = frozenset({Cure.OWNER})

@@ -38,7 +38,7 @@ _TIMES = {
     "berth": "about a minute, less where only sources have changed",
     "tritonserver": "about a minute",
 }
-# How many archives of one image stay however old they are, and how long one stays that was asked for.
+# How many archives of one image stay however old they are, and how long one stays that was requested.
 _KEPT, _KEPT_SECONDS = 3, 3600.0
 # Layers that no build will use again pile up in buildah's store; past this it is begun anew.
 _STORE_IMAGES = 150

@@ -1,4 +1,4 @@
-/* The first process of a pod: holds the pod's namespaces and does nothing until it is told to end. */
+/* The first process of a pod: holds the pod's namespaces and does nothing until a signal ends it. */
 #include <signal.h>
 #include <unistd.h>
 

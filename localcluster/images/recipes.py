@@ -11,7 +11,7 @@ from localcluster.building import BuildFailed
 ROOT = Path(__file__).parents[2]
 _HERE = Path(__file__).parent
 # The packages of Debian that make its plain system into what `python:…-slim` is, and what that leaves out.
-# (usr-is-merged in place of usrmerge, which brings all of Perl.)
+# (usr-is-merged in place of usrmerge, which installs all of Perl.)
 _PACKAGES = ("ca-certificates", "python3", "python3-venv", "usr-is-merged")
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
 _MMDEBSTRAP = (

@@ -6,7 +6,7 @@ grace, termination messages, status. What it cannot do it refuses, with an event
 running something else. What it does otherwise than a kubelet:
 
 - Images are not pulled: `images` says which programs stand in for them.
-- No mounts: see `rewriting`. A hostPath is a directory below the node's own, `/tmp` is told by TMPDIR.
+- No mounts: see `rewriting`. A hostPath is a directory below the node's own, TMPDIR names `/tmp`.
 - No users, capabilities, read-only roots or CPU limits, no eviction: every process is the caller's.
 - A container beyond its memory limit is killed (OOMKilled), but when it is seen, four times a second; see `memory`.
 - No network: a pod has a loopback address of its own, a pod with a hostPort that of its node, where its ports

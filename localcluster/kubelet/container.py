@@ -152,7 +152,7 @@ class Container:
         await self._end(grace_seconds)
 
     def release(self) -> None:
-        """Let a container that is held start again, without a pause."""
+        """Let a container in backoff start again, without a pause."""
         self._allowed.set()
 
     async def _end(self, grace_seconds: float) -> None:

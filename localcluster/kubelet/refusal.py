@@ -23,7 +23,7 @@ _CONTAINER_FIELDS = ("envFrom", "stdin", "tty", "volumeDevices")
 
 
 class CannotRun(Exception):
-    """The pod asks for something that this kubelet does not do; the message names it."""
+    """The pod requests something that this kubelet does not do; the message names it."""
 
 
 def check(pod: JsonObject, images: Images) -> None:

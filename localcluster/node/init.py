@@ -16,7 +16,7 @@ from pathlib import Path
 from localcluster.node.cgroups import Hierarchy, hierarchies
 
 BRIDGE = "node0"
-# What programs on a node write outside of any directory that they are told.
+# What programs on a node write outside of any configured directory.
 _WRITTEN = Path("/var")
 _OVERLAY = Path("/run/overlay")
 STATE = Path("/run/node")

@@ -1,6 +1,6 @@
 """The cluster's DNS, as far as Berth needs it: the addresses of Services, over UDP.
 
-A name that a pod asks for comes with the domains of its resolv.conf one after the other, as kubelet writes it: only
+A name that a pod looks up comes with the domains of its resolv.conf one after the other, as kubelet writes it: only
 `SERVICE.NAMESPACE.svc.cluster.local` is one that there is.
 """
 
@@ -18,7 +18,7 @@ _HEADER = struct.Struct(">6H")
 _QUESTION = struct.Struct(">2H")
 _RECORD = struct.Struct(">3HIH")
 _ADDRESS, _INTERNET = 1, 1
-_ANSWER, _NO_SUCH_NAME = 0x8580, 3  # an answer, authoritative, recursion as asked for and available
+_ANSWER, _NO_SUCH_NAME = 0x8580, 3  # an answer, authoritative, recursion desired and available
 _POINTER = 0xC000 | _HEADER.size
 _TTL_SECONDS = 5
 

@@ -59,7 +59,7 @@ class StreamHealth:
 
     def __init__(self) -> None:
         # Of the stream; of its messages without a break, and of the last one.
-        self._began_at = self._heard_at = 0.0
+        self._began_at = self._received_at = 0.0
         self._since: float | None = None
 
     @property
@@ -67,12 +67,12 @@ class StreamHealth:
         return self._since is not None
 
     def began(self, now: float) -> None:
-        self._began_at = self._since = self._heard_at = now
+        self._began_at = self._since = self._received_at = now
 
-    def heard(self, now: float) -> None:
-        if now - self._heard_at > _SILENT_SECONDS:
+    def message_received(self, now: float) -> None:
+        if now - self._received_at > _SILENT_SECONDS:
             self._since = now
-        self._heard_at = now
+        self._received_at = now
 
     def ended(self, now: float) -> float:
         """For how many seconds the stream lasted; 0 where it never began."""
@@ -82,7 +82,7 @@ class StreamHealth:
 
     def connected_for(self, now: float) -> float | None:
         """Seconds; None: no scaler sends anything now."""
-        if self._since is None or now - self._heard_at > _SILENT_SECONDS:
+        if self._since is None or now - self._received_at > _SILENT_SECONDS:
             return None
         return now - self._since
 
@@ -202,7 +202,7 @@ class ControlClient:
 
     async def _read(self, messages: AsyncIterator[pb.ControlResponse]) -> None:
         async for message in messages:
-            self._health.heard(self._clock())
+            self._health.message_received(self._clock())
             await self._take(message)
 
     async def _take(self, message: pb.ControlResponse) -> None:

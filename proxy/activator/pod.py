@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS: Final = 1.0
 # Nothing listens here: connections of a pod that has gone are not kept.
-_NOWHERE: Final = UpstreamEndpoint(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # nobody binds it
+_NOWHERE: Final = UpstreamEndpoint(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # never bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class ProbeSchedule:
         return rest
 
     def pause(self, *, is_open: bool, nearly_ready: bool) -> float:
-        """Seconds after a probe, unless a request asks for the next one earlier."""
+        """Seconds after a probe, unless a request needs the next one earlier."""
         self._probes += 1
         if is_open:
             return _OPEN_SECONDS

@@ -104,7 +104,7 @@ class Throttler(Admissions):
             self._cold_start()
 
     def release_all(self) -> None:
-        """Let all waiting requests through though no replica is ready: each is told why, and ends."""
+        """Let all waiting requests through though no replica is ready: each ends with the reason."""
         slots, self._slots = self._slots, sys.maxsize
         self.hand_out()
         self._slots = slots

@@ -88,7 +88,7 @@ class TlsTunnels:
     def end_waiting(self) -> None:
         """No replica is to come for them."""
         for client in list(self._clients):
-            if not client.is_joined:
+            if not client.is_tunnel:
                 client.leave()
 
     def close(self) -> None:
@@ -112,10 +112,10 @@ class TlsClient(asyncio.Protocol):
 
     @property
     def is_silent(self) -> bool:
-        return self._admission is None and not self.is_joined
+        return self._admission is None and not self.is_tunnel
 
     @property
-    def is_joined(self) -> bool:
+    def is_tunnel(self) -> bool:
         return self._tunnel is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

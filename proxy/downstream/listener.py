@@ -80,7 +80,7 @@ class Listener:
             ]
 
     async def renew(self, tls: ssl.SSLContext) -> None:
-        """Serve new connections with another context, on the same sockets: nobody is turned away meanwhile."""
+        """Serve new connections with another context, on the same sockets: no connection is rejected meanwhile."""
         loop, old = asyncio.get_running_loop(), self._servers
         sockets = [listening for server in old for listening in server.sockets]
         self._servers = [
@@ -94,7 +94,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port in use, also when 0 was asked for."""
+        """The port in use, also when 0 was requested."""
         if not self._servers or not self._servers[0].sockets:
             raise OSError(errno.ENOTCONN, "not listening")
         port: int = self._servers[0].sockets[0].getsockname()[1]

@@ -105,7 +105,7 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """The port in use, also when 0 was asked for."""
+        """The port in use, also when 0 was requested."""
         return self._workers.ports[0]
 
     def not_ready(self) -> str | None:
@@ -122,7 +122,7 @@ class Gateway:
         )
 
     def _stat(self) -> CachedPage[list[tuple[ReplicaSpec, ReplicaStats]]]:
-        """Every replica's last second, as protobuf if asked for, else JSON."""
+        """Every replica's last second, as protobuf if requested, else JSON."""
 
         def take() -> list[tuple[ReplicaSpec, ReplicaStats]]:
             stats = self.control_plane.stats()

@@ -44,9 +44,9 @@ class GatewayOptions(opt.CommonOptions):
     memory_budget: int = quantity(
         "memory for requests that are not with Triton yet, all models' together", mebibytes=256
     )
-    # The options of `berth proxy` by these names, which a pod that sets none asks for, have the same defaults.
+    # The options of `berth proxy` by these names, which apply to a pod that sets none, have the same defaults.
     most_request_timeout: float = opt.seconds(
-        "the longest request-timeout that a model gets, whatever its pod asks for",
+        "the longest request-timeout that a model gets, whatever its pod requests",
         default=3600.0,
         minimum=0.1,
     )

@@ -35,7 +35,7 @@ class ConnectionLimit:
 class PendingConnections(Generic[A]):
     """Connections whose replica is not known yet, by the address that they come from, oldest first.
 
-    One address may have all the room that no other asks for: the clients of a pod may well connect all at once.
+    One address may have all the room that no other uses: the clients of a pod may well connect all at once.
     """
 
     def __init__(self, *, most: int = MOST_PENDING) -> None:
@@ -55,8 +55,8 @@ class PendingConnections(Generic[A]):
         self._by_source.setdefault(source, OrderedDict())[handshake] = None
         if len(self._all) <= self._most:
             return None
-        crowd = max(self._by_source.values(), key=len)
-        oldest = next(iter(crowd))
+        largest = max(self._by_source.values(), key=len)
+        oldest = next(iter(largest))
         self.remove(oldest)
         return oldest
 

@@ -1,6 +1,6 @@
 """The gateway's control plane: what the agent and the pods' proxies want, and the spec that follows for the workers.
 
-One pass (`step`) looks at everything and sends the whole spec; it is repeated, and woken by events.
+One pass (`step`) looks at everything and sends the whole spec; it is repeated, and triggered by events.
 """
 
 import logging
@@ -60,11 +60,11 @@ class ControlPlane:
 
     def list_replicas(self, replicas: Iterable[ReplicaSpec], *, is_new_agent: bool = False) -> None:
         """These are all that there are. `is_new_agent`: it is an agent's first message, and knows no drain that another
-        has asked for."""
+        has requested."""
         if is_new_agent:
             for uid in [uid for uid, until in self._draining.items() if not math.isinf(until)]:
                 self._resume(uid)
-        changes = self.registry.apply(self._clipped(replica) for replica in replicas)
+        changes = self.registry.apply(self._capped(replica) for replica in replicas)
         ended = {replica.pod_uid for replica in changes.ended}
         for uid in ended:
             self._resume(uid)
@@ -73,8 +73,8 @@ class ControlPlane:
         if changes.new or changes.ended:
             log.info("replicas", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(ended)))
 
-    def _clipped(self, replica: ReplicaSpec) -> ReplicaSpec:
-        limits = self._ceilings.clip(replica.limits)
+    def _capped(self, replica: ReplicaSpec) -> ReplicaSpec:
+        limits = self._ceilings.capped(replica.limits)
         return replica if limits == replica.limits else replace(replica, limits=limits)
 
     def drain(self, uid: str, seconds: float, now: float) -> None:

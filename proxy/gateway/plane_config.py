@@ -48,7 +48,7 @@ class PlaneConfig:
         part = limits.max_inflight_bytes // self.workers
         if self.tenancy is None:
             return replace(limits, max_inflight_bytes=part)
-        return replace(self.tenancy.ceilings, max_inflight_bytes=part).clip(limits)
+        return replace(self.tenancy.ceilings, max_inflight_bytes=part).capped(limits)
 
     def shares_limit(self, limits: ReplicaLimits) -> bool:
         """Whether the workers count a replica's requests together.

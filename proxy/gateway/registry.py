@@ -11,15 +11,15 @@ from proxy.policy.refusal import Flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """The most that a replica gets of what its pod asks for."""
+    """The most that a replica gets of what its pod requests."""
 
     request_timeout_seconds: float
     max_json_bytes: int
     max_request_bytes: int
     max_inflight_bytes: int
 
-    def clip(self, limits: ReplicaLimits) -> ReplicaLimits:
-        """What a pod asks for, as far as it gets it. One request is never allowed more than all together."""
+    def capped(self, limits: ReplicaLimits) -> ReplicaLimits:
+        """What a pod requests, as far as it gets it. One request is never allowed more than all together."""
         inflight = min(limits.max_inflight_bytes, self.max_inflight_bytes)
         request = min(limits.max_request_bytes, self.max_request_bytes, inflight)
         return replace(
@@ -30,7 +30,7 @@ class Ceilings:
             max_inflight_bytes=inflight,
         )
 
-    def flags(self, clipped: ReplicaLimits) -> Flags:
+    def flags(self, capped: ReplicaLimits) -> Flags:
         """What sets these limits, for a refusal to name: above a ceiling a pod's own flag changes nothing.
 
         A pod does not say what its requests may take together; a request that exceeds that is refused by the ceiling too.
@@ -38,13 +38,13 @@ class Ceilings:
         own = Flags()
         inflight = "--most-inflight-bytes of the node's gateway"
         request, json = own.request, own.json
-        if clipped.max_request_bytes >= clipped.max_inflight_bytes:
+        if capped.max_request_bytes >= capped.max_inflight_bytes:
             request = inflight
-        elif clipped.max_request_bytes >= self.max_request_bytes:
+        elif capped.max_request_bytes >= self.max_request_bytes:
             request = _no_more(own.request, "--most-request-bytes")
-        if clipped.max_json_bytes >= clipped.max_request_bytes:
+        if capped.max_json_bytes >= capped.max_request_bytes:
             json = request
-        elif clipped.max_json_bytes >= self.max_json_bytes:
+        elif capped.max_json_bytes >= self.max_json_bytes:
             json = _no_more(own.json, "--most-json-bytes")
         return Flags(json=json, request=request, inflight=inflight)
 

@@ -188,7 +188,7 @@ class ServedReplica:
             self._resume()
 
     def _resume(self) -> None:
-        """The connections that are left were told that they end: they do."""
+        """The connections that are left have had a GOAWAY: they end."""
         self.is_draining = self._is_drained = False
         downstreams, self._downstreams = self._downstreams, {}
         for one in downstreams.values():

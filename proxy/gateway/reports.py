@@ -35,7 +35,7 @@ class ReportConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writable = True
         self._input, self._received_bytes = b"", 0
-        self._has_said_drained = False
+        self._has_reported_drained = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -73,8 +73,8 @@ class ReportConnection(asyncio.Protocol):
         self._write(msgspec.json.encode(line) + b"\n")
 
     def say_drained(self) -> None:
-        if not self._has_said_drained and self._writable:
-            self._has_said_drained = True
+        if not self._has_reported_drained and self._writable:
+            self._has_reported_drained = True
             self._write(DRAINED)
 
     def _write(self, line: bytes) -> None:

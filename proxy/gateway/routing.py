@@ -34,7 +34,7 @@ class Router:
             takes = served.takes_report() and not self._data_plane.is_draining
             return served.report if takes else None
         if served.is_draining or not self.limit.take(served.connections):
-            served.replica.turned_away()
+            served.replica.rejected()
             return None
         served.connections += 1
         downstream = served.downstream(preamble.kind)

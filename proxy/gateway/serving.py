@@ -137,7 +137,7 @@ class Server:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Those in use, also where 0 was asked for."""
+        """Those in use, also where 0 was requested."""
         return tuple(listener.port for _, listener in self._listeners)
 
     # What the control plane wants and sees.
@@ -160,7 +160,7 @@ class Server:
 
     @property
     def drains(self) -> bool:
-        """Whether any replica takes nothing new, so that somebody may wait for its end."""
+        """Whether any replica takes nothing new, so that its end may be awaited."""
         return any(served.is_draining for served in self._data_plane)
 
     async def drain_all(self) -> None:

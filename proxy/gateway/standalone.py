@@ -102,7 +102,7 @@ class StandaloneProxy:
         return stats
 
     def _stat(self, request: Request) -> Reply:
-        """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""
+        """The last second's load: Knative's Stat as protobuf if requested, else JSON."""
         return stat_reply(self.stats().load, request.accept)
 
     def ending(self) -> list[Stage]:

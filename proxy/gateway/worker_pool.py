@@ -39,7 +39,7 @@ class Workers(Protocol):
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Those in use, in the order of the config, also where 0 was asked for."""
+        """Those in use, in the order of the config, also where 0 was requested."""
         ...
 
     def apply(self, spec: Spec) -> None: ...
@@ -119,7 +119,7 @@ class _Worker:
 
 class WorkerPool:
     """Several workers, with one limit and one set of stats for each replica. A worker that dies takes the pool's process
-    with it: whatever it held of the limits is free again, and the restart starts from the agent's whole list.
+    with it: whatever it used of the limits is free again, and the restart starts from the agent's whole list.
     """
 
     settle_seconds = 1.0

@@ -13,7 +13,7 @@ from typing import Final
 
 _JSON_BYTE: Final = 2
 _JSON_VALUE: Final = 40
-# Up to here nobody counts the values: there may be one for every second byte.
+# Up to here the values are not counted: there may be one for every second byte.
 _SMALL_BYTES: Final = 4096
 _BINARY: Final = 2
 _MESSAGE: Final = 3
@@ -46,7 +46,7 @@ def of_list(field: int, size_bytes: int) -> int:
 
 
 def of_short_message(size_bytes: int) -> int:
-    """Of a gRPC message into which nobody looks: it may be a list of the dearest kind."""
+    """Of a gRPC message that is not read: it may be a list of the dearest kind."""
     return (_MESSAGE + _LISTED_MOST) * size_bytes
 
 

@@ -44,7 +44,7 @@ class Found(Protocol):
 
 
 def points_into_shared_memory(parameter: str) -> bool:
-    """By its name. Triton obeys such a parameter, and a tenant has no business in what it leads to."""
+    """By its name. Triton applies such a parameter, and a tenant has no business in what it leads to."""
     return parameter.startswith(_SHARED_MEMORY)
 
 

@@ -2,9 +2,9 @@
 
 Triton 2.51 dies, in one request and whatever model it names, of JSON nested about 200 000 deep, of a
 declared shape with a huge product, and of values of another type than it expects (a number where a
-tensor should be); and it obeys shared-memory parameters. So a body must be what the inference
+tensor should be); and it applies shared-memory parameters. So a body must be what the inference
 protocol says, type by type (github.com/kserve/open-inference-protocol, inference_rest). What goes on
-to Triton is made of what was decoded here: of a key that stands twice and of a key that nobody knows
+to Triton is made of what was decoded here: of a key that stands twice and of an unknown key
 nothing is left that another reader could take for something else. Only the text of tensors' data,
 which is arrays of plain values, goes on as it came.
 
@@ -237,7 +237,7 @@ def _require_simple(body: bytes) -> int:
     """Not so deep, and not so many keys, that reading it would cost much. Raises BadJson.
 
     Returns how many objects and nulls it has at most. Of text that is no JSON the beginning is judged
-    rightly, up to where it is none: further nobody reads it.
+    rightly, up to where it is none: it is not read further.
     """
     objects = body.count(b"{")
     if b"null" in body:

@@ -19,7 +19,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What clients are told. `retries`: it may succeed a little later, and they are told so."""
+    """What clients receive. `retries`: it may succeed a little later, and the answer says so."""
 
     http: int
     grpc: Status

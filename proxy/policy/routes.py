@@ -14,7 +14,7 @@ class Verdict(Enum):
     """What is done with a request."""
 
     LOCAL = "local"  # answered here
-    ALLOW = "allow"  # forwarded, if it names the own model; a foreign one is hidden
+    ALLOW = "allow"  # forwarded, if it names the own model; another tenant's is hidden
     FILTER = "filter"  # forwarded, and the answer reduced to the own model
     BLOCK = "block"  # refused: it reaches other models or the server
     DENY = "deny"  # there is no such thing here
@@ -38,7 +38,7 @@ class Route(Enum):
     BLOCKED = "blocked"
 
 
-# What asks for inference: it takes a slot, and has a body.
+# What requests inference: it takes a slot, and has a body.
 COUNTED = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
 
 
@@ -146,7 +146,7 @@ RPC_RULES: Mapping[str, Verdict] = {
     f"/{SERVICE}/ModelInfer": Verdict.ALLOW,
     f"/{SERVICE}/ModelStreamInfer": Verdict.ALLOW,
     f"/{SERVICE}/ModelConfig": Verdict.ALLOW,
-    # An empty name asks for every model; the name is filled in.
+    # An empty name requests every model; the name is filled in.
     f"/{SERVICE}/ModelStatistics": Verdict.ALLOW,
     f"/{SERVICE}/RepositoryIndex": Verdict.LOCAL,
     f"/{SERVICE}/RepositoryModelLoad": Verdict.BLOCK,

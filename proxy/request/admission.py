@@ -1,8 +1,8 @@
 """Who may have Triton work for it, and when: so many requests and so many bytes at once, the rest in order.
 
 REST and gRPC share one of these for each replica of a model. What is given back goes to the one that has waited
-longest, in the same step, so nobody overtakes. The limit is hard: a request that Triton works on keeps its
-slot until Triton is done with it, whoever still waits for the answer. A slot is for that alone: who sends a
+longest, in the same step, so none overtakes. The limit is hard: a request that Triton works on keeps its
+slot until Triton is done with it, with or without a client. A slot is for that alone: who sends a
 long request, or takes a long answer, keeps Triton's memory and no slot meanwhile. Modelled on Knative's
 pkg/queue/breaker.go, which is not strictly FIFO.
 """
@@ -21,12 +21,12 @@ from proxy.request.load import LoadMeter
 from proxy.request.outstanding import Outstanding, Share
 
 QUEUE_FULL: Final = "pending request queue full"
-# Requests that Triton still has to run though nobody waits for them: where there is no limit, those who give
+# Requests that Triton still has to run without a client: where there is no limit, those who give
 # up and ask again must not pile up work for ever.
 MOST_GIVEN_UP: Final = 256
-# What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
+# A request without a client keeps its slot: Triton goes on with it. One that is not done by then never will be.
 GIVEN_UP_SECONDS: Final = 3600.0
-# Answers up to here are taken from Triton at once, whoever reads them.
+# Answers up to here are taken from Triton at once, however slow their reader.
 LARGE_ANSWER_BYTES: Final = 64 * 1024
 
 
@@ -35,9 +35,9 @@ class AdmissionState(Enum):
 
     WAITING = auto()
     RUNNING = auto()
-    GIVEN_UP = auto()  # nobody wants the answer any more, and Triton works on it all the same
+    GIVEN_UP = auto()  # its client has gone, and Triton works on it all the same
     ASIDE = auto()  # Triton has bytes of it and nothing to compute: half a request, or an answer to be taken
-    LEAVING = auto()  # nobody wants the rest of its answer, which is read and dropped
+    LEAVING = auto()  # its client has gone; the rest of its answer is read and dropped
     RETURNING = auto()  # the request is whole now but for a last bit, which waits for the slot
     RELEASED = auto()
 
@@ -77,7 +77,7 @@ class Admission:
 
     @property
     def is_running(self) -> bool:
-        """Triton may be told all of it: it has its slot, and somebody waits for the answer."""
+        """All of it may be sent to Triton: it has its slot, and a client."""
         return self.state is _RUNNING
 
     @property
@@ -107,7 +107,7 @@ class Admission:
         self._granted()
 
     def give_up(self, now: float) -> None:
-        """Nobody waits for the answer. What waits is released; what Triton has keeps all until `release`."""
+        """Its client has gone. What waits is released; what Triton has keeps all until `release`."""
         if self.state is _RUNNING:
             self.state = _GIVEN_UP
             self._home.given_up += 1
@@ -129,7 +129,7 @@ class Admission:
         self._home.released(self, state, now)
 
     def grow(self, more_bytes: int) -> None:
-        """It costs so much more than was told. Raises Refusal where there is no room for that."""
+        """It costs so much more than was said. Raises Refusal where there is no room for that."""
         if self.state in (_RUNNING, _ASIDE):
             self._home.require_room(self.cost_bytes, more_bytes)
             self.cost_bytes += more_bytes
@@ -146,8 +146,8 @@ class Admission:
             self._home.has_run(self, answer_bytes)
 
 
-def _nobody() -> None:
-    """Told of a slot that was had at once."""
+def _unobserved() -> None:
+    """Called with a slot that was free at once."""
 
 
 class Admissions:
@@ -176,14 +176,14 @@ class Admissions:
         self._out_of_turn: OrderedDict[Admission, None] = OrderedDict()
         # Those that have begun, and need a slot again: before all others.
         self._returning: OrderedDict[Admission, None] = OrderedDict()
-        # Only while somebody waits for nothing to be there.
+        # Only while a request waits for an empty pod.
         self._idle: asyncio.Event | None = None
-        # Those that nobody waits for any more run as well.
+        # Those without a client run as well.
         self.running = self.given_up = 0
         # Those that have bytes and no slot; the bytes of those of them that are free in a moment.
         self._aside = self.leaving_bytes = 0
         self._hands_out = False
-        # Why nobody is admitted for now, in words for clients.
+        # Why none is admitted for now, in words for clients.
         self.closed: str | None = None
 
     @property
@@ -220,9 +220,7 @@ class Admissions:
         if admission is not None:
             return admission
         if self.given_up >= MOST_GIVEN_UP:
-            self._refuse(
-                Why.QUEUE_FULL, f"{MOST_GIVEN_UP} requests that nobody waits for any more still run in Triton"
-            )
+            self._refuse(Why.QUEUE_FULL, f"{MOST_GIVEN_UP} requests without a client still run in Triton")
         if not self._take_place():
             self._refuse_for_want_of_room(cost_bytes)
         share = self._share if is_rest else None
@@ -236,7 +234,7 @@ class Admissions:
     def admit_at_once(
         self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf"), is_rest: bool = False
     ) -> Admission | None:
-        """An admission that runs, if there is room and nobody waits for it."""
+        """An admission that runs, if there is room and none waits for it."""
         if self._waiting or self._returning or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
             return None
         room, share = self.bytes, self._share if is_rest else None
@@ -252,7 +250,7 @@ class Admissions:
         room.used_bytes = used
         self.running += 1
         self._meter.enter(now)
-        return Admission(self, _RUNNING, cost_bytes, deadline, _nobody, share)
+        return Admission(self, _RUNNING, cost_bytes, deadline, _unobserved, share)
 
     def released(self, admission: Admission, was: AdmissionState, now: float) -> None:
         """For an admission alone."""
@@ -277,7 +275,7 @@ class Admissions:
             self._look_idle()
 
     def _released_late(self, admission: Admission, was: AdmissionState) -> None:
-        """Nobody waited for it any more, or it had no slot."""
+        """It had no client any more, or no slot."""
         self.bytes.used_bytes -= admission.cost_bytes
         if was is _GIVEN_UP:
             self.given_up -= 1
@@ -385,7 +383,7 @@ class Admissions:
             aside[first] = None
 
     def close(self) -> None:
-        """Nobody is admitted any more; what runs may still give back."""
+        """None is admitted any more; what runs may still give back."""
 
     async def idle(self) -> None:
         """Return when nothing runs, waits or is still to be taken. For one caller at a time."""
@@ -403,7 +401,7 @@ class Admissions:
             self._refuse(
                 Why.TOO_LARGE,
                 f"the request would take {format_bytes(cost_bytes)} of memory, and all requests together "
-                f"may take {format_bytes(self.bytes.limit_bytes)}{self._told_flag()}",
+                f"may take {format_bytes(self.bytes.limit_bytes)}{self._flag_hint()}",
             )
 
     def require_room(self, had_bytes: int, more_bytes: int) -> None:
@@ -417,11 +415,11 @@ class Admissions:
             self._refuse(
                 Why.NO_ROOM,
                 f"requests that are under way take {format_bytes(self.bytes.used_bytes)} of the "
-                f"{format_bytes(self.bytes.limit_bytes)} that they may take together{self._told_flag()}",
+                f"{format_bytes(self.bytes.limit_bytes)} that they may take together{self._flag_hint()}",
             )
         self._refuse(Why.QUEUE_FULL, QUEUE_FULL)
 
-    def _told_flag(self) -> str:
+    def _flag_hint(self) -> str:
         return f" ({self._bytes_flag})" if self._bytes_flag else ""
 
     def _refuse(self, why: Why, message: str) -> None:
@@ -443,13 +441,13 @@ class Admissions:
         return not self._limit or self.running < self._limit
 
     def _give(self) -> None:
-        """`running` has told already."""
+        """`running` has notified already."""
 
     def _take_place(self) -> bool:
         return len(self._waiting) + len(self._out_of_turn) < self._depth
 
     def _give_place(self) -> None:
-        """The length of the queue has told already."""
+        """The length of the queue has notified already."""
 
     def _watch(self, waiting: bool) -> None:
         """Whether anybody waits for what another process may give."""
@@ -460,7 +458,7 @@ class Admissions:
 
     @property
     def _lacks_a_slot(self) -> bool:
-        """Whether somebody waits for a slot and for nothing else."""
+        """Whether a request waits for a slot and for nothing else."""
         if self._returning and self._has_turn(next(iter(self._returning))):
             return True
         if self.given_up >= MOST_GIVEN_UP:
@@ -473,7 +471,7 @@ class Admissions:
 class SharedAdmissions(Admissions):
     """One process' part of a limit that several share: two counters in the kernel (eventfd(2), EFD_SEMAPHORE).
 
-    Among the requests of one process nobody overtakes; between processes the kernel's order decides.
+    Among the requests of one process none overtakes; between processes the kernel's order decides.
     """
 
     def __init__(
@@ -494,10 +492,10 @@ class SharedAdmissions(Admissions):
         self._watching = self._is_over = False
 
     def resize(self, *, limit: int, queue_depth: int) -> None:
-        """Whoever made the counters changes them, for all processes."""
+        """The process that made the counters changes them, for all processes."""
 
     def close(self) -> None:
-        """The descriptors end with it: whoever made them sees to what is not given back."""
+        """The descriptors end with it: the process that made them handles what is not given back."""
         if not self._is_over:
             self._is_over, self.closed = True, "the model has ended"
             if self._watching:

@@ -25,7 +25,7 @@ class UpstreamCluster:
         self._followers: list[Callable[[UpstreamEndpoint], None]] = []
 
     def follow(self, moved: Callable[[UpstreamEndpoint], None]) -> None:
-        """`moved` is told of every change; it must not raise."""
+        """`moved` is called on every change; it must not raise."""
         self._followers.append(moved)
 
     def move(self, endpoint: UpstreamEndpoint) -> None:
@@ -35,7 +35,7 @@ class UpstreamCluster:
                 moved(endpoint)
 
     def require(self) -> UpstreamEndpoint:
-        """Raises NotServed while nobody has told where Triton is."""
+        """Raises NotServed while Triton's endpoint is unknown."""
         if self.endpoint is None:
-            raise NotServed("the agent has not told yet where Triton is")
+            raise NotServed("the agent has not reported yet where Triton is")
         return self.endpoint

@@ -3,7 +3,7 @@
 What has come for a replica is served at once while the replica has credit left in this turn of the loop; what
 comes after that waits, and is served in the next turns, a quantum of each replica's in turn. So a turn is short
 whatever one replica's clients send, and what they have to wait for is their own. How many connections bring it
-makes no difference. While nobody exceeds its quantum nothing ever waits.
+makes no difference. While no model exceeds its quantum nothing ever waits.
 
 M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round-Robin, SIGCOMM 1995; here what a piece
 costs is known only once it has been served, so that a credit may become negative.

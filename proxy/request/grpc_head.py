@@ -1,4 +1,4 @@
-"""What one gRPC call asks for, decided from its headers alone; and what an answer's headers tell. Pure.
+"""What one gRPC call requests, decided from its headers alone; and what an answer's headers tell. Pure.
 
 Each field is decided once (`codecs.h2.fields`); what a call is follows from the few that tell it.
 """
@@ -62,13 +62,13 @@ class CallPolicy:
             return Rule.DROP
         return Rule.FORWARD
 
-    def kind(self, told: Sequence[hpack.Header]) -> CallKind:
-        pseudo = {name: value for name, value in told if name.startswith(b":")}
+    def kind(self, read: Sequence[hpack.Header]) -> CallKind:
+        pseudo = {name: value for name, value in read if name.startswith(b":")}
         path = pseudo[b":path"]
         method = path.decode("latin-1")
-        http_status = _why_not_grpc(pseudo[b":method"], told)
+        http_status = _why_not_grpc(pseudo[b":method"], read)
         verdict = Verdict.DENY if http_status else decide_rpc(method)
-        sent = _headers(path, told) if verdict is Verdict.ALLOW else []
+        sent = _headers(path, read) if verdict is Verdict.ALLOW else []
         return CallKind(
             method=method,
             verdict=verdict,
@@ -76,8 +76,8 @@ class CallPolicy:
             is_counted=method in (INFER, STREAM_INFER),
             block=hpack.encode(sent),
             list_bytes=sum(len(name) + len(value) + _OVERHEAD_BYTES for name, value in sent),
-            encoding=_last(told, b"grpc-encoding", b"identity").decode("latin-1"),
-            errors_as_status=(b"triton_grpc_error", b"true") in told,
+            encoding=_last(read, b"grpc-encoding", b"identity").decode("latin-1"),
+            errors_as_status=(b"triton_grpc_error", b"true") in read,
             http_status=http_status,
             is_usual=method == INFER and http_status is None,
         )
@@ -89,7 +89,7 @@ class DroppedPolicy:
     def rule(self, name: bytes) -> Rule:
         return Rule.DROP
 
-    def kind(self, told: Sequence[hpack.Header]) -> None:
+    def kind(self, read: Sequence[hpack.Header]) -> None:
         return None
 
 
@@ -111,16 +111,16 @@ class AnswerPolicy:
             return Rule.VALUE
         return Rule.TELL if name in (b"grpc-status", b"content-type") else Rule.FORWARD
 
-    def kind(self, told: Sequence[hpack.Header]) -> AnswerKind:
-        status = [(name, value) for name, value in told if name == b"grpc-status"]
+    def kind(self, read: Sequence[hpack.Header]) -> AnswerKind:
+        status = [(name, value) for name, value in read if name == b"grpc-status"]
         return AnswerKind(
-            head=hpack.encode(told),
+            head=hpack.encode(read),
             trailers=hpack.encode(status),
-            code=_STATUS_NAMES.get(_last(told, b"grpc-status", b""), Status.UNKNOWN.name),
+            code=_STATUS_NAMES.get(_last(read, b"grpc-status", b""), Status.UNKNOWN.name),
         )
 
 
-def _headers(path: bytes, told: Sequence[hpack.Header]) -> list[hpack.Header]:
+def _headers(path: bytes, read: Sequence[hpack.Header]) -> list[hpack.Header]:
     return [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -128,7 +128,7 @@ def _headers(path: bytes, told: Sequence[hpack.Header]) -> list[hpack.Header]:
         (b":authority", b"triton"),
         (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
-        *((name, value) for name, value in told if name == b"triton_grpc_error"),
+        *((name, value) for name, value in read if name == b"triton_grpc_error"),
     ]
 
 
@@ -175,15 +175,15 @@ def _messages(fields: Fields[AnswerKind], names: Names) -> bytes:
     return hpack.encode((name, names.to_public(value)) for name, value in fields.values)
 
 
-def _last(told: Sequence[hpack.Header], wanted: bytes, default: bytes) -> bytes:
-    return next((value for name, value in reversed(told) if name == wanted), default)
+def _last(read: Sequence[hpack.Header], wanted: bytes, default: bytes) -> bytes:
+    return next((value for name, value in reversed(read) if name == wanted), default)
 
 
-def _why_not_grpc(method: bytes, told: Sequence[hpack.Header]) -> bytes | None:
+def _why_not_grpc(method: bytes, read: Sequence[hpack.Header]) -> bytes | None:
     """The HTTP status for what is no gRPC call (grpc/doc/PROTOCOL-HTTP2.md)."""
     if method != b"POST":
         return b"405"
-    types = [value for name, value in told if name == b"content-type"]
+    types = [value for name, value in read if name == b"content-type"]
     if len(types) != 1 or types[0].partition(b";")[0].strip() not in _TYPES:
         return b"415"
     return None

@@ -1,7 +1,7 @@
 """The life of one request, whichever protocol it comes in and wherever it is answered. Pure.
 
 It knows no socket and no protocol: a downstream tells what has happened, and it sees to what must be true however the
-request ends, at whatever stage: it is counted once, what is held of it is given back once, and its claim on Triton
+request ends, at whatever stage: it is counted once, what is buffered of it is released once, and its claim on Triton
 lasts exactly as long as Triton has something of it.
 """
 
@@ -16,7 +16,7 @@ from proxy.request.minimum_rate import MinimumRate
 from proxy.request.replica import Replica
 from proxy.request.traffic import Traffic
 
-# Codes for requests that nobody waits for any more; nginx's, where the protocol has none.
+# Codes for requests whose clients have gone; nginx's, where the protocol has none.
 CLIENT_LEFT: Final = "499"
 # Of a process in which models share what waits there.
 MEMORY_FLAG: Final = "--memory-budget of the node's gateway"
@@ -30,9 +30,9 @@ class Stage(Enum):
     FORWARDED = auto()  # Triton has it, or its beginning
     ANSWERED = auto()  # the client gets nothing more
     REFUSED = auto()  # so it is here, and what it gets is a refusal of ours
-    ABORTED = auto()  # nobody waits for the answer, or nobody gets the rest of it
+    ABORTED = auto()  # its client has gone, or cannot get the rest of the answer
 
-    # Triton has heard nothing of it yet.
+    # Nothing of it has been sent to Triton yet.
     is_pending: bool
     is_over: bool
     followers: tuple["Stage", ...]
@@ -59,10 +59,10 @@ class Request:
     # As most requests are: what is never set costs nothing.
     stage = Stage.RECEIVING
     admission: Admission | None = None
-    held_bytes = 0
+    buffered_bytes = 0
     # Of the budget too, for being open; a request that is Triton's at once has none.
     open_bytes = 0
-    # When Triton has had its time for what nobody waits for, on time.monotonic.
+    # When Triton has had its time for requests without a client, on time.monotonic.
     given_up_until = 0.0
     _receiving: MinimumRate | None = None
     _answering: MinimumRate | None = None
@@ -102,7 +102,7 @@ class Request:
         """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
         if not self.replica.budget.take(size_bytes):
             raise self.no_room(size_bytes)
-        self.held_bytes += size_bytes
+        self.buffered_bytes += size_bytes
 
     def no_room(self, size_bytes: int) -> Refusal:
         """Bodies that are coming, and calls that are open, hold all that they may hold: `size_bytes` were too many.
@@ -110,17 +110,17 @@ class Request:
         That is load, of which the scaler must hear, unless it has of this request already.
         """
         if self.admission is None:
-            self.replica.turned_away()
+            self.replica.rejected()
         return _no_room_here(self.replica, size_bytes)
 
     def let_go(self, size_bytes: int) -> None:
-        """So many bytes of what is held have gone on, or were dropped."""
-        self.held_bytes -= size_bytes
+        """So many bytes of what is buffered have gone on, or were dropped."""
+        self.buffered_bytes -= size_bytes
         self.replica.budget.give(size_bytes)
 
     def let_all_go(self) -> None:
-        if self.held_bytes:
-            self.let_go(self.held_bytes)
+        if self.buffered_bytes:
+            self.let_go(self.buffered_bytes)
 
     # Admitted.
 
@@ -140,7 +140,7 @@ class Request:
     def admit(
         self, now: float, granted: Callable[[], None], cost_bytes: int, *, counted: bool = True
     ) -> bool:
-        """True: Triton may be told of it. False: it waits for `granted`. Raises Refusal.
+        """True: it may be sent to Triton. False: it waits for `granted`. Raises Refusal.
 
         `counted`: it is load and takes a slot; else it is a question.
         """
@@ -177,7 +177,7 @@ class Request:
         if self.open_bytes:
             self.replica.budget.give(self.open_bytes)
             self.open_bytes = 0
-        if self.held_bytes:
+        if self.buffered_bytes:
             self.let_all_go()
         self.traffic.answered(code, now - self.began)
         admission = self.admission
@@ -203,7 +203,7 @@ class Request:
 
 
 class GivenUp(Protocol):
-    """A request that Triton works on though nobody waits for it."""
+    """A request that Triton works on without a client."""
 
     @property
     def given_up_until(self) -> float: ...

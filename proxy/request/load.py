@@ -1,7 +1,7 @@
 """How busy the model is: time-weighted average concurrency and arrivals, second by second.
 
 Knative's request_metric.go: a request counts from its arrival, queued time included, to its end; the
-average of a period is Σ concurrency x dt / Σ dt. Pure; whoever calls tells the time.
+average of a period is Σ concurrency x dt / Σ dt. Pure; the caller passes the time.
 """
 
 import struct
@@ -52,7 +52,7 @@ class LoadMeter:
         return self._arrived
 
     def refused(self) -> None:
-        """One arrived and was turned away at once: load all the same, of which an autoscaler must hear."""
+        """One arrived and was rejected at once: load all the same, which an autoscaler must see."""
         self._arrived += 1
 
     def leave(self, now: float) -> None:

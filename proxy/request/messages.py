@@ -31,7 +31,7 @@ MODEL_READY: Final = f"/{SERVICE}/ModelReady"
 
 PREFIX_BYTES: Final = 5
 HOLD_BYTES: Final = 256 * 1024
-# Into a shorter message nobody looks to tell what it costs.
+# A shorter message is not read for what it costs.
 _SHORT_BYTES: Final = 16 * 1024
 # Triton's own limit for gRPC messages.
 _MAX_MESSAGE = 2**31 - 1
@@ -121,7 +121,7 @@ class Guard(Protocol):
         ...
 
     def walker(self) -> "Walk | None":
-        """For a message too long to be held; None if none may be."""
+        """For a message too long to be buffered; None if none may be."""
         ...
 
 
@@ -219,7 +219,7 @@ class _InferWalk:
         self._check_begun()
 
     def _check_begun(self) -> None:
-        """Clients write the name first: what names somebody else is refused before any of it goes on."""
+        """Clients write the name first: what names another model is refused before any of it goes on."""
         try:
             infer.check_begun(self._reader)
             if self._reader.name:
@@ -246,7 +246,7 @@ def _cost_of_lists(reader: protobuf.InferReader) -> int:
 
 
 class NameGuard:
-    """A request whose field 1 names a model. `fill`: an absent name asks for all models; ask for the own."""
+    """A request whose field 1 names a model. `fill`: an absent name requests all models; request the own."""
 
     def __init__(self, own: ModelFields, hidden: Callable[[bytes], GrpcError], *, fill: bool = False) -> None:
         self._own, self._hidden, self._fill = own, hidden, fill
@@ -311,7 +311,7 @@ class MessageReader:
         self._unpacking: Unpacking | None = None
         self._prefix = b""
         self._passed = False
-        # What was told of its lists' cost.
+        # What was said of its lists' cost.
         self._charged = 0
         self.wants_final = False
 
@@ -343,7 +343,7 @@ class MessageReader:
 
     def pull(self) -> Piece | GrpcError | Unfinished | None:
         """None: more must come first. Unfinished: there is more to do before. Raises GrpcError when the call cannot go on: a part of a message that is
-        refused has gone on, or one is so long that nobody wants the rest of it."""
+        refused has gone on, or one is so long that the rest of it is dropped."""
         if self._unpacking is not None:
             return self._unpack(self._unpacking)
         while self._left and self._buffer:
@@ -470,7 +470,7 @@ class AnswerReader:
     """One call's answers on their way to the client: under the public name, and counted.
 
     Of a decoupled model's stream only the content of its answers tells which are final. Triton marks every
-    response with `triton_final_response`, and sends one that is nothing but the mark if the request asks for
+    response with `triton_final_response`, and sends one that is nothing but the mark if the request wants
     it. Every request is made to ask; who had not asked is not shown it.
     """
 
@@ -539,7 +539,7 @@ class AnswerReader:
 
     def _renamed(self, flag: int, size: int, beginning: bytes) -> bytes | None:
         """The prefix and what is there of a message of `size` bytes, under the public name."""
-        if not self._texts or flag:  # Triton is not told that its answers may be packed
+        if not self._texts or flag:  # Triton does not learn that its answers may be packed
             return pack_prefix(flag, size) + beginning
         quick = self._renamed_at_its_beginning(size, beginning)
         if quick is not None:
@@ -582,7 +582,7 @@ def _finality_of(flag: int, beginning: bytes, size: int) -> tuple[bool, bool]:
     if flag:
         try:
             beginning = unpack_beginning(beginning, HOLD_BYTES)
-        except BadPacking:  # in a coding that nobody has asked for
+        except BadPacking:  # in a coding that was not requested
             return False, False
         is_whole = is_whole and len(beginning) < HOLD_BYTES
     if is_whole:

@@ -6,12 +6,12 @@ clients that stop sending long requests, or reading long answers, keep a model f
 
 from typing import Final
 
-# Before so much of it is here it asks for no slot.
+# Before so much of it is here it waits for no slot.
 BEGUN_BYTES: Final = 64 * 1024
 # So long in all, and as much longer as what comes takes at this pace.
 PATIENCE_SECONDS: Final = 10.0
 BYTES_PER_SECOND: Final = 256 * 1024
-# What a client is told that sends too slowly. One that reads too slowly would read that no sooner.
+# What a client that sends too slowly receives. One that reads too slowly would read that no sooner.
 TOO_SLOW: Final = "the request came too slowly (below 256 KiB/s for 10 s) while others waited for its memory"
 
 

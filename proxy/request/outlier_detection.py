@@ -68,7 +68,7 @@ class OutlierDetector:
         if record is None or now >= record.ejected_until:
             return None
         return Ejection(
-            "Triton has died more than once with requests of this model alone in it: they are held back",
+            "Triton has died more than once with requests of this model alone in it: it is ejected",
             record.ejected_until - now,
         )
 

@@ -1,13 +1,13 @@
 """How many REST requests are outstanding at one Triton, and which replica has the next turn. Pure.
 
 Triton's REST front end (libevhtp) hands each answer to the thread that writes it through a socket that does not block and
-holds some 280 of them. What does not fit is dropped without a word, whoever's it is: the request has been executed, and
+holds some 280 of them. What does not fit is dropped silently, from any client: the request has been executed, and
 its client waits until its time is up. So no more requests are with Triton at once than one such socket holds; measured
 with one thread, 270 lost nothing, 290 up to 9, 320 always 38. What Triton does not compute (half a request, an answer that
 is on its way) counts for nothing here.
 
-A replica may have one more than are then free, as with connections: however much one asks for, another is served at
-once, and those that wait take turns. A quarter is not counted as free by whoever has any. Without it eight replicas that
+A replica may have one more than are then free, as with connections: however much one requests, another is served at
+once, and those that wait take turns. A quarter is not counted as free by a replica that has any. Without it eight replicas that
 compute for a minute each would have all, and every other on the node waited for them.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 # All of one process, or of several that share it. Below what one thread of Triton's can lose, with room for the
-# questions that nobody counts.
+# questions that are not counted.
 MOST_OUTSTANDING: Final = 256
 # Of that, for replicas that have none with Triton: one each.
 _KEPT_PART: Final = 4
@@ -60,7 +60,7 @@ class Share:
     __slots__ = ("_whole", "hand_out", "taken")
 
     def __init__(self, whole: Outstanding, hand_out: Callable[[], None]) -> None:
-        """`hand_out`: told that it is its turn, after `wait`; must not raise."""
+        """`hand_out`: called at its turn, after `wait`; must not raise."""
         self._whole, self.hand_out, self.taken = whole, hand_out, 0
 
     @property

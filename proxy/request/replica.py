@@ -77,7 +77,7 @@ class Replica:
                 bytes_flag=self.flags.inflight,
                 outstanding=outstanding,
             )
-        # Of what takes no slot and is no load: nobody reads this meter.
+        # Of what takes no slot and is no load: this meter is not read.
         self.questions = Admissions(
             LoadMeter(now, time.time),
             limit=_QUESTIONS,
@@ -86,10 +86,10 @@ class Replica:
         )
         self._withheld: str | None = None
         self.draining = False
-        self._triton_says: str | None = "the model has not been asked for yet"
+        self._triton_says: str | None = "the model has not been requested yet"
         self._changed = asyncio.Event()
 
-    def turned_away(self) -> None:
+    def rejected(self) -> None:
         """A request was, before it could ask to be admitted, because too many are here."""
         self._meter.refused()
 
@@ -175,7 +175,7 @@ class Replica:
     def tick(self, now: float) -> None:
         """Every second: close one period of the meter."""
         self.load = self._meter.report(now)
-        self.admissions.hand_out()  # where processes share the limit, nobody hears of more room for bytes
+        self.admissions.hand_out()  # where processes share the limit, more room for bytes notifies none of them
 
     async def idle(self) -> None:
         """Return when nothing of it runs in Triton and nothing waits."""

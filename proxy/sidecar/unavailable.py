@@ -26,10 +26,10 @@ _FRAMES_BYTES: Final = 256 * 1024
 
 
 class Refusal(Protocol):
-    """`receive` tells what to send. `is_said`: everything has been, the connection is to end. `is_leaving`: what is
+    """`receive` tells what to send. `is_complete`: everything has been, the connection is to end. `is_leaving`: what is
     to be answered has been, and what is on its way still is, until `end`, which tells the last that is to be sent."""
 
-    is_said: bool
+    is_complete: bool
     is_leaving: bool
 
     def receive(self, data: bytes) -> bytes: ...
@@ -42,28 +42,28 @@ class RestRefusal:
 
     def __init__(self, reason: str) -> None:
         self._reason, self._begun = reason, b""
-        self.is_said = self.is_leaving = False
+        self.is_complete = self.is_leaving = False
 
     def receive(self, data: bytes) -> bytes:
-        if self.is_said:
+        if self.is_complete:
             return b""
         self._begun += data
         if _HEAD_END in self._begun:
             return self.say(with_body=not self._begun.startswith(b"HEAD "))
         if len(self._begun) > _HEAD_BYTES:
-            self.is_said = True
+            self.is_complete = True
             return _answer(
                 b"431 Request Header Fields Too Large", f"the head is larger than {_HEAD_BYTES} bytes"
             )
         return b""
 
     def end(self) -> bytes:
-        self.is_said = True
+        self.is_complete = True
         return b""
 
     def say(self, *, with_body: bool = True) -> bytes:
         """The answer, whether or not the request has been read."""
-        self.is_said = True
+        self.is_complete = True
         retry = b"Retry-After: %d\r\n" % RETRY_SECONDS
         return _answer(b"503 Service Unavailable", self._reason, retry, with_body=with_body)
 
@@ -83,12 +83,12 @@ class GrpcRefusal:
     def __init__(self, reason: str) -> None:
         self._block = trailers_only(try_again(reason))
         self._begun, self._received = b"", 0
-        self._has_preface = self.is_said = self.is_leaving = False
+        self._has_preface = self.is_complete = self.is_leaving = False
         # The last call, and the one whose header block is not whole yet, with its flags.
         self._last = self._open = self._flags = 0
 
     def receive(self, data: bytes) -> bytes:
-        if self.is_said:
+        if self.is_complete:
             return b""
         self._begun += data
         self._received += len(data)
@@ -98,7 +98,7 @@ class GrpcRefusal:
                 self._read_frames(out)
         except frames.ConnectionFailed as error:
             self._end(out, error.code, str(error))
-        if self._last and not (self.is_leaving or self.is_said):
+        if self._last and not (self.is_leaving or self.is_complete):
             self.is_leaving = True
             out += frames.goaway(frames.MAX_STREAM_ID, frames.ErrorCode.NO_ERROR, "no gateway")
         if self._received > _FRAMES_BYTES:
@@ -111,9 +111,9 @@ class GrpcRefusal:
         return bytes(out)
 
     def _end(self, out: bytearray, code: frames.ErrorCode, message: str) -> None:
-        if not self.is_said:
+        if not self.is_complete:
             out += frames.goaway(self._last, code, message)
-        self.is_said, self._begun = True, b""
+        self.is_complete, self._begun = True, b""
 
     def _read_preface(self, out: bytearray) -> bool:
         if not self._has_preface:
@@ -169,18 +169,18 @@ class Refusing(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         refusal = self._refusal
-        if refusal.is_said:
+        if refusal.is_complete:
             return
         was_leaving = refusal.is_leaving
         self.send(refusal.receive(data))
-        if refusal.is_leaving and not (was_leaving or refusal.is_said):
+        if refusal.is_leaving and not (was_leaving or refusal.is_complete):
             self._in(_LEAVING_SECONDS, lambda: self.send(refusal.end()))
 
     def send(self, answer: bytes) -> None:
         transport = self._transport
         if answer:
             transport.write(answer)
-        if self._refusal.is_said:
+        if self._refusal.is_complete:
             # Closed at once, with something unread, the connection would be reset and the answer lost.
             self._in(_LINGER_SECONDS, transport.abort)
             if transport.can_write_eof():

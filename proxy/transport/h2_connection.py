@@ -26,7 +26,7 @@ class H2Connection(asyncio.Protocol, Generic[C]):
         self.transport: asyncio.Transport | None = None
         self.is_closed = False
         self.is_writable = True
-        # More of what came is taken in a later turn, which has been asked for.
+        # More of what came is taken in a later turn, which is scheduled.
         self._rests = False
 
     def on_events(self, events: list[Event]) -> None:

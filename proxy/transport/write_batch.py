@@ -9,11 +9,11 @@ class WriteBatch:
 
     def __init__(self) -> None:
         self._todo: list[Callable[[], None]] = []
-        # Asked for once: Python 3.11 asks the system for its process each time, to tell.
+        # Read once: Python 3.11 asks the system for its process each time, to tell.
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def then(self, do: Callable[[], None]) -> None:
-        """`do` must not raise. What is asked for while the turn ends belongs to the next."""
+        """`do` must not raise. What is added while the turn ends belongs to the next."""
         if not self._todo:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()

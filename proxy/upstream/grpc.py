@@ -1,6 +1,6 @@
 """Connections to Triton's gRPC port, shared by all clients of all replicas of a process.
 
-It knows nothing of clients: whose call a stream is (`GrpcRequest`) is told what Triton says of it. A slow client
+It knows nothing of clients: the owner of a stream (`GrpcRequest`) receives what Triton says of it. A slow client
 holds up its own stream alone, by that stream's window; the connection itself is always read.
 """
 
@@ -70,7 +70,7 @@ class AnswerReaders:
 
 
 class Watcher(Protocol):
-    """Who is told what becomes of a connection."""
+    """The observer of a connection's life."""
 
     def connection_over(self, connection: "UpstreamConnection", replicas: list[object]) -> None:
         """It has ended, with calls of these replicas in it that Triton had."""
@@ -106,7 +106,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
         transport = self.transport
         if not self.is_writable or self.is_retired or transport is None:
             return False
-        # The loop tells of an end later than the transport knows of it: what is written meanwhile reaches nobody.
+        # The loop reports an end later than the transport knows of it: what is written meanwhile is lost.
         return not transport.is_closing() and self.codec.can_open
 
     def open(self, request: GrpcRequest, block: bytes) -> Stream:
@@ -237,7 +237,7 @@ class TritonGrpc:
     """One connection for all calls, made when it is needed; a new one takes over when it can take no more."""
 
     def __init__(self, cluster: UpstreamCluster, batch: WriteBatch, *, lost: Lost | None = None) -> None:
-        """`lost`: told whose calls Triton had when it went, before they are refused."""
+        """`lost`: called with the requests that Triton had when it died, before they are refused."""
         self.batch = batch
         self._cluster, self._lost = cluster, lost
         self._readers = AnswerReaders()

@@ -1,6 +1,6 @@
 """A replica's model in the node's Triton: whether it serves now, and what must be known of it.
 
-Triton's own answer, asked every half second, and a nudge when somebody has reason to believe that the state is
+Triton's own answer, asked every half second, and a nudge when there is reason to believe that the state is
 another. Only Triton makes the model ready, so a pod is never ready without its model, and an agent that
 restarts makes no pod unready.
 """
@@ -38,7 +38,7 @@ class Upstream:
         """`pool`: for these questions alone, so that no client's keep them waiting."""
         self.replica, self.cluster, self._pool = replica, cluster, pool
         self._path = f"/v2/models/{replica.names.server.decode()}"
-        self._facts_read = self._heard = -math.inf
+        self._facts_read = self._answered = -math.inf
         self._nudge = asyncio.Event()
 
     @property
@@ -46,7 +46,7 @@ class Upstream:
         return self.cluster.endpoint
 
     def nudge(self) -> None:
-        """Somebody has reason to believe that the state is another: ask now."""
+        """There is reason to believe that the state has changed: ask now."""
         self._nudge.set()
 
     async def fetch(self, path: str) -> Answer:
@@ -67,12 +67,12 @@ class Upstream:
         was_served = self.replica.is_served
         try:
             answer = await self.fetch(f"{self._path}/ready")
-            self._heard = now
+            self._answered = now
             if answer.status != 200:
                 return f"Triton does not serve {self.replica.names.public.decode()} ({answer.status})"
             await self._read_facts(now)
         except Silent as error:
-            return None if was_served and now - self._heard < _SILENCE_SECONDS else str(error)
+            return None if was_served and now - self._answered < _SILENCE_SECONDS else str(error)
         except NotServed as error:
             return str(error)
         return None

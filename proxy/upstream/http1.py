@@ -163,14 +163,14 @@ class UpstreamHttp(asyncio.Protocol):
             transport.resume_reading()
 
     def abort(self) -> None:
-        """End it and tell nobody."""
+        """End it without a callback."""
         self.request = None
         if self.transport is not None:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         request = self.request
-        if request is None:  # nobody has asked for this
+        if request is None:  # an answer without a request
             self.abort()
             return
         if self._head is not None:
@@ -195,7 +195,7 @@ class UpstreamHttp(asyncio.Protocol):
         head = self._pool.read_head(data[:end])
         size = len(data) - end
         if head.length == size and self.request_done and head.keeps_alive and head.status >= 200:
-            # Given back first: whoever is let in by this answer's end finds it.
+            # Given back first: the request that this answer's end admits finds it.
             self.request = None
             self._pool.give_back(self)
             request.answer_whole(head, data, end)
@@ -269,7 +269,7 @@ class UpstreamPool:
     """All connections to one Triton's REST port, for all replicas of the process.
 
     There are so many at most; who comes then waits, and the replicas take turns. One replica may have one more than
-    are free: whoever keeps many, by bodies and answers that never end, leaves as many for the others.
+    are free: a replica that keeps many, by bodies and answers that never end, leaves as many for the others.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class UpstreamPool:
         lost: Lost | None = None,
         takes_chunked: bool = True,
     ) -> None:
-        """`lost`: told whose request Triton had when a connection broke off. `takes_chunked`: answers, too, that do
+        """`lost`: called with the request that Triton had when a connection broke off. `takes_chunked`: answers, too, that do
         not say how long they are."""
         self._cluster, self._most, self._lost = cluster, most, lost
         self.takes_chunked = takes_chunked
@@ -326,7 +326,7 @@ class UpstreamPool:
         return bool(idle) and not self._waiting and (not idle[-1].is_closing() or self._any_idle())
 
     def _any_idle(self) -> bool:
-        """The loop tells of a connection's end later than it knows of it: what is written meanwhile reaches nobody."""
+        """The loop reports a connection's end later than it knows of it: what is written meanwhile is lost."""
         idle = self._idle
         while idle and idle[-1].is_closing():
             idle.pop()
@@ -439,7 +439,7 @@ class UpstreamPool:
             endpoint = self._cluster.require()
             try:
                 upstream = await self._connection(endpoint.http)
-                if upstream.is_closing():  # nobody reads what would be written
+                if upstream.is_closing():  # what would be written is not read
                     raise ConnectionResetError("it ended the connection at once")
             except (OSError, TimeoutError) as error:
                 reason = f"Triton cannot be reached: {str(error) or 'no answer'}"
@@ -457,7 +457,7 @@ class UpstreamPool:
         request.answer_broke(reason)
 
     async def _connection(self, address: Endpoint) -> UpstreamHttp:
-        """It has no request yet: what comes of it before it is asked is nobody's answer."""
+        """It has no request yet: what comes of it before a request answers none."""
         make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, address)  # noqa: E731
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, upstream = await asyncio.get_running_loop().create_connection(make, address.host, address.port)

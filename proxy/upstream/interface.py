@@ -1,13 +1,13 @@
 """What a connection to Triton tells the request that it serves, in either protocol: asked, answered, or broken off.
 
-A request asks for a connection (`wants_connection`), is told of it (`connected`) and then of its answer, whole or as it
+A request waits for a connection (`wants_connection`), receives it (`connected`) and then of its answer, whole or as it
 comes; or, at any time and once, that there will be none (`answer_broke`). None of these may raise.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
-# Told whose requests Triton had when a connection to it broke off.
+# Called with the requests that Triton had when a connection to it broke off.
 Lost = Callable[[object], None]
 
 

@@ -15,7 +15,7 @@ from proxy.upstream.http1 import Pool, UpstreamHttp, UpstreamPool
 from proxy.wire.http1 import ResponseHead, write_start
 
 ANSWER_SECONDS: Final = 1.0
-# Triton may be busy with somebody's large JSON.
+# Triton may be busy with a tenant's large JSON.
 _QUESTION_SECONDS: Final = 5.0
 _METADATA_SECONDS: Final = 10.0
 _ANSWER_BYTES = 4 * 1024 * 1024

@@ -17,7 +17,7 @@ _HOP_BY_HOP = frozenset(
         "expect",
     }
 )
-# What Triton obeys as control: keys of restricted APIs, ORCA (server-wide metrics in an answer),
+# What Triton treats as control: keys of restricted APIs, ORCA (server-wide metrics in an answer),
 # SageMaker and Vertex AI redirects.
 _CONTROL = (
     "berth-",

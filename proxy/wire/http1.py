@@ -224,14 +224,14 @@ def _forwarded(fields: list[tuple[bytes, bytes]], connection: set[bytes]) -> byt
     return b"".join(lines)
 
 
-# How the body is packed and where its tensors begin is told of the body that Triton gets.
-# Triton asks nobody what a body is, but takes one that is called a form (curl's own word for all it sends)
+# How the body is packed and where its tensors begin is said of the body that Triton gets.
+# Triton does not check what a body is, but takes one that is called a form (curl's own word for all it sends)
 # for a query as well: with 4 MiB of it the stack of the thread that reads it, and so the server, is gone.
 _SAID_ANEW = (b"content-encoding", b"content-type", HEADER_LENGTH.lower().encode())
 
 
 def write_start(method: str, path: str, host: str, fields: bytes, keys: Mapping[str, str]) -> bytes:
-    """The head for Triton up to what is told of the body."""
+    """The head for Triton up to what is said of the body."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in keys.items())
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + fields + lines.encode()
 
@@ -354,7 +354,7 @@ class ChunkReader:
     _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
     _LINE_BYTES = 4096
     _TRAILER_BYTES = 16 * 1024
-    # In one piece of data, of 256 KiB at most: each takes microseconds in which nobody else is served, and who has
+    # In one piece of data, of 256 KiB at most: each takes microseconds in which no other is served, and who has
     # something to say says more than 30 bytes in each of so many.
     _MOST_AT_ONCE = 8192
 

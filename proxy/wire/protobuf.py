@@ -1,6 +1,6 @@
-"""Protobuf's wire format, as far as policy needs it: which model a message names, and what it asks for.
+"""Protobuf's wire format, as far as policy needs it: which model a message names, and what it requests.
 
-Everything is read by `read_field`. Strict where a reader could be led astray: a truncated message, a wrong
+Everything is read by `read_field`. Strict where a reader could be misled: a truncated message, a wrong
 wire type for a known field, groups and overlong varints are refused. The last of a repeated scalar field
 counts, as in every protobuf parser (protobuf.dev/programming-guides/encoding). Field numbers:
 grpc_service.proto.

@@ -61,9 +61,9 @@ class PortAllocator:
 
     def quarantine(self, pair: PortPair, now_ns: int) -> None:
         """No model gets a pair that several claim, for a while."""
-        nobody = ModelKey("", str(pair.rest))
-        self._take(nobody, self._place(pair))
-        self.release(nobody, now_ns)
+        unassigned = ModelKey("", str(pair.rest))
+        self._take(unassigned, self._place(pair))
+        self.release(unassigned, now_ns)
 
     def allocate(self, model: ModelKey) -> PortPair | None:
         """A model's ports, from now on if it had none; None where all are taken, or too many by its namespace."""

@@ -109,7 +109,7 @@ class RouteDecision:
     second, else when something has changed.
 
     `proven`: Services lead to activators that listen, since `proxied_since_ns`; `quiet`: and no replica has had a request
-    for a while. `trouble`: why the model's requests cannot be routed to the activators.
+    for a while. `failure`: why the model's requests cannot be routed to the activators.
     """
 
     mode: RouteMode = RouteMode.SERVE
@@ -119,7 +119,7 @@ class RouteDecision:
     proven: bool = False
     proxied_since_ns: int | None = None
     quiet: bool = False
-    trouble: str = ""
+    failure: str = ""
 
 
 def reconcile_route(
@@ -131,15 +131,15 @@ def reconcile_route(
     now_ns: int,
 ) -> tuple[RouteState, RouteDecision]:
     """One pass over one model. `allocate`: the ports of a model that needs some."""
-    trouble = _trouble(services) if spec.needs_proxy else ""
-    to_activators = spec.needs_proxy and not trouble
+    failure = _failure(services) if spec.needs_proxy else ""
+    to_activators = spec.needs_proxy and not failure
     state = _with_mode(state, to_activators, services, now_ns)
     if not state.needs_activators:
-        return state, RouteDecision(trouble=trouble)
+        return state, RouteDecision(failure=failure)
     pair = allocate(spec.model)
     if pair is None:
         state = replace(state, mode=RouteMode.SERVE, forwarding_since_ns=None)
-        return state, RouteDecision(slices=tuple(_deleted(services)), trouble=NO_PORTS)
+        return state, RouteDecision(slices=tuple(_deleted(services)), failure=NO_PORTS)
     chosen = activators.chosen(spec.model)
     listening = activators.listening(chosen, spec.model, pair)
     proven = to_activators and all(_leads_there(service, pair, listening) for service in services)
@@ -153,7 +153,7 @@ def reconcile_route(
         proven=proven,
         proxied_since_ns=state.proxied_since_ns,
         quiet=proven and _is_quiet(state, spec, now_ns),
-        trouble=trouble if chosen else trouble or NO_ACTIVATOR,
+        failure=failure if chosen else failure or NO_ACTIVATOR,
     )
 
 
@@ -174,7 +174,7 @@ def _with_mode(
     return state
 
 
-def _trouble(services: Sequence[ObservedService]) -> str:
+def _failure(services: Sequence[ObservedService]) -> str:
     """Why the activators cannot take the model's requests."""
     if not services:
         return NO_SERVICE
@@ -235,7 +235,7 @@ def _slices(
         elif to_activators or service.ours is not None:
             returning = {address for address in addresses if activators.may_reconnect(address, now_ns)}
             desired = desired_slice(service.service, pair, listening | returning)
-            # An empty slice helps nobody, but where one exists its addresses are to go.
+            # An empty slice serves no purpose, but where one exists its addresses are to go.
             if desired != service.ours and (desired.addresses or service.ours is not None):
                 yield Apply(desired)
 

@@ -41,7 +41,7 @@ class Template:
 
 class ServiceIndex:
     def __init__(self) -> None:
-        # Models whose observed Services may have changed; whoever reconciles them takes them out.
+        # Models whose observed Services may have changed; the reconciler takes them out.
         self.changed: set[ModelKey] = set()
         self._templates: dict[ModelKey, Template] = {}
         self._services: dict[ServiceRef, Json] = {}
@@ -69,7 +69,7 @@ class ServiceIndex:
         self.changed.discard(model)
 
     def set_service(self, service: Json) -> None:
-        """The models that it led to before have changed as well."""
+        """The models that it selected before have changed as well."""
         ref = ref_of(service)
         self._forget_service(ref)
         self._services[ref] = service

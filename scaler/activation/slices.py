@@ -1,7 +1,7 @@
 """Services of models, the EndpointSlices that their controller keeps, and the one that stands beside them. Pure.
 
 A Service stays as its user made it. While its model has no copy, or is about to lose the last one, one more slice leads
-to the activators; whoever reads slices takes all of a Service together:
+to the activators; readers of slices take all of a Service together:
 
     SERVICE-berth   labels kubernetes.io/service-name, endpointslice.kubernetes.io/managed-by: berth-scaler; owned by the
                     Service; its ports have the names of the Service's and the numbers of the model's own
@@ -32,7 +32,7 @@ class ServiceRef:
 
 @dataclass(frozen=True, slots=True)
 class ProxyPorts:
-    """Where a model's copies take REST and gRPC, and the names that their containers have for ports."""
+    """Where a model's replicas take REST and gRPC, and the names that their containers have for ports."""
 
     rest: int
     grpc: int
@@ -50,7 +50,7 @@ class ServicePort:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One that leads to a model's copies, and can lead to the activators as well."""
+    """One that routes to a model's replicas, and can route to the activators as well."""
 
     ref: ServiceRef
     uid: str

@@ -1,6 +1,6 @@
 """The autoscaler of one model: its load, its state, and what `reconcile` makes of them. Pure.
 
-It alone changes what it holds; the cluster and the time are told to it.
+It alone changes what it holds; the cluster and the time are passed to it.
 """
 
 from collections.abc import Collection
@@ -71,7 +71,7 @@ class ModelAutoscaler:
         self._recommended = UNKNOWN
         self._buffered = BufferedRequests()
         self._cold_starts = ColdStarts()
-        # When the binder was last asked for its replicas.
+        # When the binder was last asked about its replicas.
         self._asked_ns = 0
 
     @property
@@ -231,7 +231,7 @@ class ModelAutoscaler:
         return capacity if not capacity.never else Capacity(capacity.replicas, capacity.why)
 
     def forget_capacity(self) -> None:
-        """The binder has answered, and was not asked for this one."""
+        """The binder has answered, and was not asked about this one."""
         if self._state.capacity is not NOT_ASKED:
             self._state = replace(self._state, capacity=NOT_ASKED)
 

@@ -1,8 +1,8 @@
-"""What activators hold, as the load that the decider is told: Knative's reports, made of Berth's. Pure.
+"""What activators buffer, as the load that the decider records: Knative's reports, made of Berth's. Pure.
 
-Source: knative.dev/serving v0.49.1, pkg/activator/handler/concurrency_reporter.go. The first request of a model is told at
-once, as one request, so that a copy is asked for at once; the report that follows says the rest of its time. What has been
-forwarded is counted by the copy that took it.
+Source: knative.dev/serving v0.49.1, pkg/activator/handler/concurrency_reporter.go. The first request of a model is reported at
+once, as one request, so that a replica is requested at once; the report that follows says the rest of its time. What has been
+forwarded is counted by the replica that took it.
 """
 
 import math
@@ -14,16 +14,16 @@ from scaler.decision.load import Stat
 class BufferedRequests:
     """Of one model, by activators."""
 
-    __slots__ = ("_first", "_held")
+    __slots__ = ("_buffered", "_first")
 
     def __init__(self) -> None:
-        self._held: dict[str, int] = {}
-        # Activators whose first request has been told and not yet been taken off.
+        self._buffered: dict[str, int] = {}
+        # Activators whose first request has been reported and not yet been taken off.
         self._first: set[str] = set()
 
     @property
     def requests(self) -> int:
-        return sum(self._held.values())
+        return sum(self._buffered.values())
 
     def report(self, activator: str, report: Report) -> Stat | None:
         """The load that a report stands for; None for what cannot be one."""
@@ -32,13 +32,13 @@ class BufferedRequests:
             return None
         is_first = (
             report.cold_start
-            and activator not in self._held
+            and activator not in self._buffered
             and max(report.buffered, report.average_buffered) > 0
         )
         if report.buffered > 0 or is_first:
-            self._held[activator] = report.buffered
+            self._buffered[activator] = report.buffered
         else:
-            self._held.pop(activator, None)
+            self._buffered.pop(activator, None)
         return Stat(
             self._concurrency(activator, report.average_buffered, is_first),
             0.0,
@@ -58,5 +58,5 @@ class BufferedRequests:
         return max(average - 1.0, 0.0)
 
     def activator_gone(self, activator: str) -> None:
-        self._held.pop(activator, None)
+        self._buffered.pop(activator, None)
         self._first.discard(activator)

@@ -19,7 +19,7 @@ from scaler.core.deployments import (
     keep_deployment,
     merged_annotations,
     read_deployment,
-    read_told,
+    read_recorded,
     scaled_by,
     template_text,
     text_hash,
@@ -80,14 +80,14 @@ class Cache:
         self._deployments: dict[ModelKey, Deployment] = {}
         self._pods: dict[str, Pod] = {}
         self._pods_of: dict[ModelKey, dict[str, Pod]] = {}
-        # Found when they are first asked for, until one of the model's pods changes.
+        # Found when they are first read, until one of the model's pods changes.
         self._counts: dict[ModelKey, Counts] = {}
         self._ready: dict[ModelKey, tuple[Pod, ...]] = {}
         # Value, and whether it is the default.
         self._classes: dict[str, tuple[int, bool]] = {}
         # Of the last pod of each Deployment that said one: of those that have pods, or are scaled.
         self._priorities: dict[ModelKey, int] = {}
-        # The newest of each: repeated nonsense is reported no oftener than this is asked for.
+        # The newest of each: repeated nonsense is reported no oftener than this is read.
         self._problems: dict[tuple[ModelKey, str], AnnotationProblem] = {}
         # What was last said of annotations that there are not.
         self._unknown: dict[ModelKey, str] = {}
@@ -115,15 +115,15 @@ class Cache:
             self._forget(key)
             return
         self._objects[key] = item
-        told = read_told(own.get(self.keys.scaled))
-        reading = self._readings[key] = self._read(key, meta.get("uid", ""), annotations, template, told)
+        recorded = read_recorded(own.get(self.keys.scaled))
+        reading = self._readings[key] = self._read(key, meta.get("uid", ""), annotations, template, recorded)
         if reading.deployment is None:
             self._deployments.pop(key, None)
             return
         self._deployments[key] = replace(
             reading.deployment,
             replicas=int(spec.get("replicas", 1)),
-            told=told,
+            recorded=recorded,
             scaled_by=scaled_by(item),
         )
 
@@ -141,15 +141,15 @@ class Cache:
         reading = self._readings.get(key)
         return "" if reading is None else reading.refused
 
-    def held_to(self, key: ModelKey) -> Mapping[str, str]:
+    def last_valid_of(self, key: ModelKey) -> Mapping[str, str]:
         """The annotations that it is scaled by in place of those it has now; none while these go."""
         reading = self._readings.get(key)
         return reading.good if reading is not None and reading.refused else {}
 
     def problems(self) -> list[AnnotationProblem]:
         """Each once, the newest of each kind and Deployment."""
-        told, self._problems = self._problems, {}
-        return list(told.values())
+        recorded, self._problems = self._problems, {}
+        return list(recorded.values())
 
     def _forget(self, key: ModelKey) -> None:
         self._readings.pop(key, None)
@@ -179,7 +179,7 @@ class Cache:
         uid: str,
         annotations: Mapping[str, str],
         template: JsonObject,
-        told: Scaled | None,
+        recorded: Scaled | None,
     ) -> _Reading:
         known = self._readings.get(key)
         if known is not None and known.uid != uid:
@@ -189,8 +189,8 @@ class Cache:
         try:
             deployment = self._made_of(key, uid, annotations, template)
         except InvalidValue as error:
-            if known is None and told is not None:
-                known = self._good_before(key, uid, template, told)
+            if known is None and recorded is not None:
+                known = self._good_before(key, uid, template, recorded)
             return self._refused(key, uid, annotations, template, known, str(error))
         return _Reading(uid, self._defaults, annotations, template, deployment, annotations)
 
@@ -199,15 +199,17 @@ class Cache:
     ) -> Deployment:
         return read_deployment(key, uid, annotations, template, defaults=self._defaults, keys=self.keys)
 
-    def _good_before(self, key: ModelKey, uid: str, template: JsonObject, told: Scaled) -> _Reading | None:
-        """By what the last scaler went on with. Whoever may change the Deployment can write anything there."""
-        if not is_scaled(told.last_valid):
+    def _good_before(
+        self, key: ModelKey, uid: str, template: JsonObject, recorded: Scaled
+    ) -> _Reading | None:
+        """By what the last leader recorded. An editor of the Deployment can write anything there."""
+        if not is_scaled(recorded.last_valid):
             return None
         try:
-            deployment = self._made_of(key, uid, told.last_valid, template)
+            deployment = self._made_of(key, uid, recorded.last_valid, template)
         except InvalidValue:
             return None
-        return _Reading(uid, self._defaults, told.last_valid, template, deployment, told.last_valid)
+        return _Reading(uid, self._defaults, recorded.last_valid, template, deployment, recorded.last_valid)
 
     def _refused(
         self,

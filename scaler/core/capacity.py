@@ -1,6 +1,6 @@
 """No replica is requested that cannot be scheduled: the capacity limit on a number of desired replicas. Pure.
 
-The binder's answer becomes a capacity: the replicas that it was told of and those that it can schedule. It is made once, when
+The binder's answer becomes a capacity: the replicas that it was asked about and those that it can schedule. It is made once, when
 the binder is asked, so that replicas that come and go meanwhile are not counted twice.
 """
 

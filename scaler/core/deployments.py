@@ -36,7 +36,7 @@ _PORT_DIGITS: Final = 5
 _MOST_REQUESTS: Final = 10**6
 MOST_HOLD_SECONDS: Final = 600.0
 _MOST_OVERFLOW: Final = 1000
-# What one tenant writes is told to all activators, and to the binder with what all others ask: none may be so large that
+# What one tenant writes is sent to all activators, and to the binder with what all others ask: none may be so large that
 # the others' words have no room beside it.
 _MOST_CLIENTS: Final = 64
 _LONGEST_NAME: Final = 255
@@ -55,7 +55,7 @@ _KINDS: Final = {KPA: Kind.KPA, HPA: Kind.HPA}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """What the template's proxy is told by its arguments, or by its environment."""
+    """What the template sets for its proxy by arguments, or by the environment."""
 
     model: str = ""
     container_concurrency: int = 0
@@ -75,7 +75,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """`annotations`: those of autoscaling that its spec was made from. `told`: the scaler's own annotation, as found."""
+    """`annotations`: those of autoscaling that its spec was made from. `recorded`: the scaler's own annotation, as found."""
 
     key: ModelKey
     uid: str
@@ -90,7 +90,7 @@ class Deployment:
     # As JSON.
     template_bytes: int
     replicas: int = 0
-    told: Scaled | None = None
+    recorded: Scaled | None = None
     # Who wrote `replicas` last as an autoscaler does, and when.
     scaled_by: tuple[str, str] | None = None
     # So long a model may take to get ready before it is given up (Knative's annotation of a Revision).
@@ -195,8 +195,8 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_told(text: str | None) -> Scaled | None:
-    """Whoever may change the Deployment can write anything there; it concerns that model alone."""
+def read_recorded(text: str | None) -> Scaled | None:
+    """An editor of the Deployment can write anything there; it concerns that model alone."""
     try:
         return None if text is None else Scaled.from_text(text)
     except InvalidValue:
@@ -305,7 +305,7 @@ def _clients(given: Mapping[str, str], key: str, namespace: str) -> frozenset[st
 
 
 def read_proxy(template: JsonObject) -> Proxy:
-    """A template without one has what a proxy has that is told nothing. Raises InvalidValue for a limit that is none."""
+    """A template without one has the proxy's default. Raises InvalidValue for a limit that is none."""
     found = _proxy_container(template.get("spec") or {})
     if found is None:
         return Proxy()

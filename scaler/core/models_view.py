@@ -1,6 +1,6 @@
 """What is shown of the models that are scaled: read-only figures of one moment.
 
-Whoever shows them (metrics, external metrics, KEDA, `berth scale`) keeps no figures of its own and decides nothing.
+What shows them (metrics, external metrics, KEDA, `berth scale`) keeps no figures of its own and decides nothing.
 What is not known is None, never 0.
 """
 
@@ -105,7 +105,7 @@ class ModelView:
 
 
 class ModelsView(Protocol):
-    """All of them. A view is made when it is asked for: one model costs one."""
+    """All of them. A view is made when it is read: one model costs one."""
 
     @property
     def leads(self) -> bool:

@@ -48,7 +48,7 @@ class PodState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """`stuck`: why it makes no progress; `hopeless`: why it never will. `initialised`: its init containers, the loader
+    """`stuck`: why it makes no progress; `failed_load`: why it never will. `initialised`: its init containers, the loader
     among them, have done their work. `bound_ns`, `ready_ns`: when it was first seen
     to be so. `gates`: of its scheduling gates, the names of the first few. `asks_for_node`: its condition is the one by
     which node autoscalers add a node."""
@@ -62,7 +62,7 @@ class Pod:
     priority: int | None = None
     deletion_cost: str | None = None
     stuck: str = ""
-    hopeless: str = ""
+    failed_load: str = ""
     initialised: bool = False
     gates: tuple[str, ...] = ()
     asks_for_node: bool = False
@@ -150,7 +150,7 @@ def read_pod(item: JsonObject, keys: Keys) -> Pod | None:
         priority=spec.get("priority"),
         deletion_cost=(meta.get("annotations") or {}).get(DELETION_COST),
         stuck=_stuck(status) if state is PodState.STARTING else "",
-        hopeless=_words(loaded) if loaded.get("status") == "False" else "",
+        failed_load=_words(loaded) if loaded.get("status") == "False" else "",
         initialised=(conditions.get("Initialized") or {}).get("status") == "True",
         gates=tuple(gate.get("name") or "" for gate in _first_gates(spec)),
         asks_for_node=is_unschedulable and scheduled.get("reason") == _ASKS_FOR_NODE,
@@ -161,7 +161,7 @@ def counted(pods: Iterable[Pod]) -> Counts:
     number, stuck = dict.fromkeys(PodState, 0), 0
     for pod in pods:
         number[pod.state] += 1
-        stuck += pod.state is PodState.STARTING and bool(pod.stuck or pod.hopeless)
+        stuck += pod.state is PodState.STARTING and bool(pod.stuck or pod.failed_load)
     return Counts(**{state.value: number[state] for state in PodState}, stuck=stuck)
 
 

@@ -53,11 +53,11 @@ _LATEST_SECONDS: Final = 1e10
 
 class RouteStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a model's requests get to the activators: since when they do (`proven_ns`), whether no replica has had one
-    for a while (`quiet`), and why they cannot be routed there (`trouble`)."""
+    for a while (`quiet`), and why they cannot be routed there (`failure`)."""
 
     proven_ns: int | None = None
     quiet: bool = False
-    trouble: str = ""
+    failure: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ _NO_ROUTE: Final = RouteStatus()
 
 def initial_state(deployment: Deployment, now_ns: int) -> ModelState:
     """Where the last scaler was, by the annotation that it wrote; anybody may have written it."""
-    last = deployment.told
+    last = deployment.recorded
     return ModelState(
         activity=Activity.ACTIVATING if last is None else _activity_of(last.activity),
         since_ns=now_ns if last is None else min(_ns(last.since), now_ns),
@@ -214,7 +214,7 @@ def reconcile(
     capacity: Capacity | None,
     now_ns: int,
 ) -> tuple[ModelState, list[Action]]:
-    """`capacity`: the binder's answer to the pass before; None: it has not been asked for this one."""
+    """`capacity`: the binder's answer to the pass before; None: it has not been asked about this one."""
     actions: list[Action] = []
     if capacity is not None:
         state = replace(state, capacity=capacity, failure=_by_capacity(state, observed, capacity, now_ns))
@@ -286,9 +286,9 @@ def _desired(
     may_be_zero = bounds.scale_to_zero and bounded(bounds, 0, initialised=state.initialised) == 0
     if may_be_zero and _is_believed(failure, deployment, now_ns):
         return Step(0, write=True), state.kept_for
-    if state.route.trouble and may_be_zero and load.replicas == 0 and deployment.replicas > 0:
+    if state.route.failure and may_be_zero and load.replicas == 0 and deployment.replicas > 0:
         # No request could start it again. A model that is at zero stays there all the same.
-        kept_for = state.route.trouble
+        kept_for = state.route.failure
         spec = dataclasses.replace(spec, bounds=dataclasses.replace(bounds, scale_to_zero=False))
     grace_ns = spec.bounds.grace_period_ns
     proven = state.is_proven(grace_ns, now_ns)
@@ -312,8 +312,8 @@ def _desired(
 def _failed(before: Failure | None, observed: Observed, now_ns: int) -> Failure | None:
     failed = before
     for pod in observed.pods:
-        if pod.hopeless and pod.state is not PodState.LEAVING:
-            failed = Failure(pod.hopeless, now_ns + FAILED_NS, observed.deployment.template_hash)
+        if pod.failed_load and pod.state is not PodState.LEAVING:
+            failed = Failure(pod.failed_load, now_ns + FAILED_NS, observed.deployment.template_hash)
     return failed
 
 
@@ -377,7 +377,7 @@ def _by_capacity(state: ModelState, observed: Observed, capacity: Capacity, now_
 
 
 def _may_wait_for_node(observed: Observed) -> bool:
-    """Whether a node may be added for its pods: some may stay Pending, and theirs is the condition that asks for one, as far
+    """Whether a node may be added for its pods: some may stay Pending, and theirs is the condition that requests one, as far
     as they have one."""
     if not observed.deployment.options.overflow_pods:
         return False
@@ -388,7 +388,7 @@ def _capacity(state: ModelState, counts: Counts, now_ns: int) -> Capacity:
     if state.creation.is_stalled(now_ns):
         return Capacity(counts.made, _STALLED)
     if counts.gated and state.waits is not None:
-        # One more than is let through, so that whoever lifts the gates sees that there is a demand.
+        # One more than is let through, so that the controller of the gates sees that there is a demand.
         known = max(state.capacity.replicas, counts.bound)
         return Capacity(min(known, counts.admitted) + 1, state.waits.message)
     return state.capacity
@@ -432,7 +432,7 @@ def _while_undecided(observed: Observed, load: Recommendation, evicted_to: int |
         return min(evicted_to, replicas)
     if not counts.unschedulable and not counts.gated:
         return None
-    # No request waits any more for what cannot be scheduled, or is gated; but a node that is asked for may still come.
+    # No request waits any more for what cannot be scheduled, or is gated; but a node that is requested may still come.
     waiting = min(counts.unschedulable, observed.deployment.options.overflow_pods)
     return min(counts.bound + counts.pending + waiting, replicas)
 
@@ -482,7 +482,7 @@ def _acted(
         rival = None if any(one.reason == _CONFLICT for one in due) else state.rival
         state = replace(state, reported_ns=reported_ns, rival=rival)
     status = _status(state, observed, load, replicas, now_ns)
-    if status != deployment.told and now_ns - state.status_ns >= _STATUS_PAUSE_NS:
+    if status != deployment.recorded and now_ns - state.status_ns >= _STATUS_PAUSE_NS:
         state = replace(state, status_ns=now_ns)
         actions.append(WriteStatus(model=deployment.key, uid=deployment.uid, scaled=status))
     return state, actions
@@ -598,7 +598,7 @@ def message(state: ModelState, deployment: Deployment, now_ns: int) -> str:
         return state.limited.why
     if state.waits is not None:
         return state.waits.message
-    return state.route.trouble if state.is_routed_away else ""
+    return state.route.failure if state.is_routed_away else ""
 
 
 def known(replicas: int) -> int | None:

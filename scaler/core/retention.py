@@ -1,6 +1,6 @@
 """Memory as a cache: idle models stay loaded until their memory is needed. Pure.
 
-The binder is told which replicas are idle, the least recently used first, and names those whose eviction makes room for one
+The binder learns which replicas are idle, the least recently used first, and names those whose eviction makes room for one
 replica that cannot be scheduled. They are evicted if their model is still idle, of no higher priority, and no earlier eviction
 for the same model is under way.
 """
@@ -41,7 +41,7 @@ def least_recently_used(idle: Iterable[IdleReplica], *, most: int = _MOST_IDLE) 
 
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """For one model: the pods that were told to go."""
+    """For one model: the pods whose eviction was requested."""
 
     uids: frozenset[str]
     since_ns: int

@@ -59,10 +59,10 @@ _QUESTION_BYTES: Final = 8 * 1024**2
 
 
 class Scaler:
-    """Whoever leads next goes on with what stands on the Deployments."""
+    """The next leader goes on with what is recorded on the Deployments."""
 
     def __init__(self, cache: Cache, now_ns: int, record: Record | None = None) -> None:
-        """`record`: what the deciders are told is written down there."""
+        """`record`: what the deciders observe is written there."""
         self._cache = cache
         self._record: Record = record or NoRecord()
         self._now_ns, self._set_back_ns = now_ns, 0
@@ -295,7 +295,7 @@ class Scaler:
         return None if deployment is None else self._autoscaler_of(deployment, now_ns)
 
     def _autoscaler_of(self, deployment: Deployment, now_ns: int) -> ModelAutoscaler:
-        """Made when it is first needed, and told of its Deployment as it is now."""
+        """Made when it is first needed, with its Deployment as it is now."""
         key = deployment.key
         autoscaler = self._autoscalers.get(key)
         if autoscaler is not None and autoscaler.deployment is deployment:
@@ -324,7 +324,7 @@ class Scaler:
             counts=cache.counts(model),
             pods=cache.pods(model),
             loads=self._loads.of(model, now_ns, self._evictions.is_going),
-            last_valid=cache.held_to(model),
+            last_valid=cache.last_valid_of(model),
             binder_silent_ns=self.binder_silent_ns,
         )
 
@@ -408,7 +408,7 @@ def _left_out(model: ModelKey, error: Exception) -> None:
 
 def _as_many_as_fit(autoscalers: Iterable[ModelAutoscaler]) -> Iterator[ModelAutoscaler]:
     """Into one question: one of each namespace, then another of each, so that however many a tenant has, and however
-    large, all others are asked for. Of its own those that have not been asked for the longest time."""
+    large, all others are asked about. Of its own those that have waited longest."""
     by_namespace: dict[str, list[ModelAutoscaler]] = defaultdict(list)
     for autoscaler in autoscalers:
         if autoscaler.deployment.template_bytes <= MOST_TEMPLATE_BYTES:

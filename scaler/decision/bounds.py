@@ -1,7 +1,7 @@
 """From what is recommended to what is desired: bounds, and the way to zero.
 
 Source: knative.dev/serving v0.49.1, pkg/reconciler/autoscaling/kpa/scaler.go (`scale`, `applyBounds`, `handleScaleToZero`),
-kpa.go (`computeActiveCondition`, `activeThreshold`). Nothing of this is told to the decider.
+kpa.go (`computeActiveCondition`, `activeThreshold`). The decider sees nothing of this.
 """
 
 from enum import Enum

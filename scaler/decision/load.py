@@ -75,7 +75,7 @@ class _Metric:
 
 
 class Load:
-    """What has been told of one model."""
+    """What has been recorded of one model."""
 
     __slots__ = ("_concurrency", "_requests", "_spec")
 
@@ -96,7 +96,7 @@ class Load:
         self._requests.record(second, stat.requests - stat.proxied_requests)
 
     def averages(self, now_ns: int) -> Averages | None:
-        """None if nothing is known: the replicas are asked, and none has told anything for a whole window."""
+        """None if nothing is known: the replicas are asked, and none has reported for a whole window."""
         return self._averages(self._requests if self._spec.metric == RPS else self._concurrency, now_ns)
 
     def of_both(self, now_ns: int) -> tuple[Averages | None, Averages | None]:

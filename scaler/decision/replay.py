@@ -10,7 +10,7 @@ One object a line, its kind in `op`:
     {"op": "del", "id": M}
 
 `t` is in seconds since 1970 and may have a fraction; what is left out is 0, empty or false. `config` is Knative's ConfigMap
-`config-autoscaler`, with Knative's defaults. `scrape` says that the replicas are asked for their load, so that windows without
+`config-autoscaler`, with Knative's defaults. `scrape` says that the replicas' load is scraped, so that windows without
 a value mean that nothing is known. A stat is the load of one second: average concurrency `c` and arrivals `n`, of which `pc`
 and `pn` have been counted by who passed them on.
 

@@ -48,7 +48,7 @@ class Spec:
     max_scale_up_rate: float
     max_scale_down_rate: float
     reachable: bool
-    # The replicas are asked for their load, so that no answer means that it is unknown.
+    # The replicas' load is scraped, so that no answer means that it is unknown.
     scraped: bool
     bounds: Bounds
 

@@ -155,7 +155,7 @@ class WeightedWindow(LinearWindow):
         return average
 
     def reads_as(self, other: LinearWindow, second: int) -> bool:
-        """Whether its average is that which `other` has just read, which is no shorter and was told the same: nothing
+        """Whether its average is that which `other` has just read, which is no shorter and recorded the same: nothing
         of which that was made has left this one. One that is so long weighs its values as all longer ones do."""
         if not isinstance(other, WeightedWindow) or self._is_resized or other._is_resized:
             return False

@@ -44,7 +44,7 @@ class LeadersView:
 
 
 class Exporters:
-    """Of one replica, whether it leads or not. `look` is to be told which models may be shown otherwise than before."""
+    """Of one replica, whether it leads or not. `look` is to be called with the models that may be shown otherwise than before."""
 
     def __init__(
         self, options: ExportOptions, models: Models, client: KubeClient, leader: Callable[[], str]
@@ -67,8 +67,8 @@ class Exporters:
 
     @asynccontextmanager
     async def leading(self) -> AsyncIterator[None]:
-        """What is shown is this replica's while the block lasts; whoever watches comes back afterwards. It is entered
-        once: who has led and leads no more ends."""
+        """What is shown is this replica's while the block lasts; watchers come back afterwards. It is entered
+        once: a replica that loses the Lease ends."""
         self._shown.leads = True
         self._leads.set()
         try:

@@ -70,7 +70,7 @@ class ExternalMetrics:
                     yield view
 
     def _item(self, view: ModelView, name: str) -> Json:
-        """Whoever adds up must not take what is missing for 0."""
+        """A sum must not count what is missing as 0."""
         value = figure(view, METRICS[name])
         if value is None:
             raise _Refused(503, "ServiceUnavailable", f"nothing is known of {view.model} yet; ask again")
@@ -86,7 +86,7 @@ class ExternalMetrics:
 
 
 def quantity(value: float) -> str:
-    """In thousandths, rounded up: what is more than 0 is not told as 0."""
+    """In thousandths, rounded up: what is more than 0 is not shown as 0."""
     thousandths = math.ceil(min(value, _LARGEST) * 1000)
     whole, rest = divmod(thousandths, 1000)
     return f"{thousandths}m" if rest else str(whole)
@@ -125,8 +125,8 @@ async def _as_status(request: web.Request, handler: Handler) -> web.StreamRespon
 
 def _status(refused: _Refused) -> web.Response:
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    told = {**body, "message": str(refused), "reason": refused.reason, "code": refused.code}
-    return web.json_response(told, status=refused.code)
+    status = {**body, "message": str(refused), "reason": refused.reason, "code": refused.code}
+    return web.json_response(status, status=refused.code)
 
 
 def _answering(document: Json) -> Handler:

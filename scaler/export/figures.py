@@ -1,6 +1,6 @@
 """A model's figures as autoscalers of others ask for them: by a name, one number of the whole model.
 
-Source of the arithmetic that they do with it: k8s.io/kubernetes pkg/controller/podautoscaler (a sum over all copies is
+Source of the arithmetic that they do with it: k8s.io/kubernetes pkg/controller/podautoscaler (a sum over all replicas is
 divided by the target of one).
 """
 

@@ -116,7 +116,7 @@ class FrontProxyPort:
                 log.info("the aggregator's authority or the certificate has changed")
 
     async def _read(self) -> tuple[FrontProxy, ssl.SSLContext]:
-        """Until it can be read. Nobody is served meanwhile."""
+        """Until it can be read. No request is served meanwhile."""
         backoff = Backoff(initial_seconds=1.0, cap_seconds=60.0)
         while True:
             try:
@@ -167,7 +167,7 @@ class FrontProxyPort:
 
 
 def _bound(listen: Endpoint) -> socket.socket:
-    """Nobody is kept waiting by it before it listens."""
+    """Bound, and not listening yet: until the server is ready a client is refused and does not wait."""
     with starting("--external-metrics-listen", listen):
         listener = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET)
         try:

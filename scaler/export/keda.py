@@ -1,7 +1,7 @@
-"""KEDA's external scaler: KEDA asks for a model's figures and decides by itself.
+"""KEDA's external scaler: KEDA reads a model's figures and decides by itself.
 
 The contract is that of protos/berth/v1/externalscaler.proto. A call says itself which namespace it is for, and KEDA says
-the ScaledObject's own: who reaches the port reads the figures of any model, and so nobody but KEDA is to reach it (by a
+the ScaledObject's own: a client that reaches the port reads the figures of any model, so only KEDA may reach it (by a
 NetworkPolicy, by client certificates). Nothing can be changed here.
 """
 
@@ -48,7 +48,7 @@ class NotServed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a ScaledObject asks for. `target`: None where the model's annotations are to say it."""
+    """What a ScaledObject requests. `target`: None where the model's annotations are to say it."""
 
     model: ModelKey
     metric: str
@@ -141,7 +141,7 @@ class KedaScaler(ExternalScalerServicer):
         """At once, and whenever the model may be shown otherwise. What is not known for a while ends no stream."""
         trigger = await _answered(context, lambda: _trigger(ref))
         changed = await _answered(context, lambda: self._watch(trigger.model))
-        # However it ends; a generator that nobody goes on with would end some time.
+        # However it ends; an abandoned generator would end some time.
         context.add_done_callback(lambda _: self._unwatch(trigger.model, changed))  # type: ignore[arg-type]
         while not self._ended:
             changed.clear()
@@ -204,10 +204,10 @@ class KedaScaler(ExternalScalerServicer):
         if value is None:
             raise _not_known(trigger.model)
         value = min(value, _LARGEST)
-        told = pb.MetricValue(
+        found = pb.MetricValue(
             metricName=trigger.metric_name, metricValue=math.ceil(value), metricValueFloat=value
         )
-        return pb.GetMetricsResponse(metricValues=[told])
+        return pb.GetMetricsResponse(metricValues=[found])
 
     def _view(self, model: ModelKey) -> ModelView:
         if not self._models.leads:

@@ -69,7 +69,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 class GrpcTls:
-    """Credentials of a gRPC server, which asks for them at every handshake."""
+    """Credentials of a gRPC server, which reads them at every handshake."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises ConfigError."""

@@ -221,7 +221,7 @@ class GrpcPair:
         return self.replica.admissions.waiting
 
     @property
-    def held_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         return self.replica.budget.used_bytes
 
 

@@ -430,11 +430,11 @@ class Cluster:
             if asked is None or not asked.needs_proxy:
                 self.proven_since.pop(key, None)
                 continue
-            trouble = "" if self.models[key].has_service else "no Service leads to its copies"
-            trouble = trouble or ("" if self.activators else "no activator is attached")
-            if trouble:
+            failure = "" if self.models[key].has_service else "no Service leads to its copies"
+            failure = failure or ("" if self.activators else "no activator is attached")
+            if failure:
                 self.proven_since.pop(key, None)
-                self.scaler.set_route(key, RouteStatus(trouble=trouble))
+                self.scaler.set_route(key, RouteStatus(failure=failure))
             elif key in self.proven_since:
                 self.scaler.set_route(key, RouteStatus(proven_ns=self.proven_since[key]))
             else:

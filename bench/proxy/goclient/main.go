@@ -66,7 +66,7 @@ func main() {
 	flag.IntVar(&o.streams, "streams", 1, "calls at once on each connection")
 	flag.IntVar(&o.calls, "calls", 0, "calls of each stream; 0: for -seconds")
 	flag.DurationVar(&o.seconds, "seconds", time.Second, "how long, where -calls is 0")
-	flag.DurationVar(&o.deadline, "deadline", 0, "of each call; what is left of it is told in other words each time")
+	flag.DurationVar(&o.deadline, "deadline", 0, "of each call; the rest of it is sent in a different form each time")
 	flag.BoolVar(&o.jitter, "jitter", false, "the deadline is anything up to -deadline")
 	flag.BoolVar(&o.traceparent, "traceparent", false, "a new one with each call")
 	flag.IntVar(&o.window, "window", 0, "fixed windows of so many bytes, of stream and connection")
@@ -242,7 +242,7 @@ func byHTTP2(o *options, message []byte) (caller, func()) {
 		}
 		request.Header.Set("content-type", "application/grpc")
 		request.Header.Set("te", "trailers")
-		if deadline, told := ctx.Deadline(); told {
+		if deadline, ok := ctx.Deadline(); ok {
 			request.Header.Set("grpc-timeout", fmt.Sprintf("%du", max(1, time.Until(deadline).Microseconds())))
 		}
 		if trace != "" {
@@ -279,10 +279,10 @@ func read(body io.Reader, o *options) (int, error) {
 }
 
 func statusOf(answer *http.Response) error {
-	told := answer.Trailer.Get("grpc-status") + answer.Header.Get("grpc-status")
-	if answer.StatusCode == 200 && told == "0" {
+	status := answer.Trailer.Get("grpc-status") + answer.Header.Get("grpc-status")
+	if answer.StatusCode == 200 && status == "0" {
 		return nil
 	}
 	words := answer.Trailer.Get("grpc-message") + answer.Header.Get("grpc-message")
-	return fmt.Errorf("%s, grpc-status %q: %s", answer.Status, told, strings.TrimSpace(words))
+	return fmt.Errorf("%s, grpc-status %q: %s", answer.Status, status, strings.TrimSpace(words))
 }

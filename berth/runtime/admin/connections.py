@@ -2,7 +2,7 @@
 
 A connection is *slow* while it is the client's turn: it has not sent its whole head, or not read its answer. The others
 await an answer, which comes within a bound, and are never closed. One address may have all the places that no other
-asks for; where none is left, the address with the most slow connections loses its oldest one. So a prober or a scraper,
+requests; where none is left, the address with the most slow connections loses its oldest one. So a prober or a scraper,
 which asks at once and reads its answer, finds a place however many others are slow.
 """
 

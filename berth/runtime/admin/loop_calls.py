@@ -46,7 +46,7 @@ class _Call:
 
 
 class LoopCalls:
-    """Used by the admin thread alone, but for what it calls on the loop. `answered` wakes the thread."""
+    """Used by the admin thread alone, but for what it calls on the loop. `answered` notifies the thread."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class LoopCalls:
         self._answered()
 
     def next_step(self) -> float | None:
-        """When `step` has something to do unless it is woken before; None: not at all."""
+        """When `step` has something to do unless it is notified before; None: not at all."""
         times = [call.deadline for call in (*self._made, *self._waiting) if call.then is not None]
         if self._waiting and not self._made:
             times.append(self._next_batch)

@@ -39,7 +39,7 @@ class Format(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class CachedPage(Generic[T]):
-    """A page that is made once a second at most, however often it is asked for.
+    """A page that is made once a second at most, however often it is requested.
 
     `take` runs on the process's own loop: a copy of what is to be written, or a Reply in its place. `formats`: the
     last one is for clients that accept none of the others. `news`: a number, read on the admin thread, that is another
@@ -83,7 +83,7 @@ class Cache:
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`used`: what the thread that asks for it has had of the processor. By the clock, a process that is kept from it
+        """`used`: the processor time of the thread that requests it. By the clock, a process that is kept from it
         would show old content for as long again as that, times `_REST`."""
         self._page, self._calls, self._jobs, self._clock = page, calls, jobs, clock
         self._used = used

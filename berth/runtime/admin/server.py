@@ -85,8 +85,8 @@ class AdminServer:
         return port
 
 
-def _health(trouble: str | None) -> Reply:
-    return text("ok") if trouble is None else text(trouble, 503)
+def _health(failure: str | None) -> Reply:
+    return text("ok") if failure is None else text(failure, 503)
 
 
 class _AdminThread(threading.Thread):

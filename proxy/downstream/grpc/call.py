@@ -67,7 +67,7 @@ class Input(Enum):
 
     OPEN = auto()
     ENDED = auto()  # the client has said all
-    PASSED = auto()  # and Triton has been told so
+    PASSED = auto()  # and the end has been sent to Triton
 
 
 class Output(Enum):
@@ -184,7 +184,7 @@ class Call(Request):
         if self.stage.is_over:
             return False
         return self.watches or (
-            self.kind.is_stream and not self.running and self.queued is None and not self.held_bytes
+            self.kind.is_stream and not self.running and self.queued is None and not self.buffered_bytes
         )
 
     # Received.
@@ -212,7 +212,7 @@ class Call(Request):
             self.watch_deadline(timeout)
 
     def watch_deadline(self, timeout_seconds: float) -> None:
-        """The client's own deadline. Triton is not told of it: it would go on computing, and it dies of calls
+        """The client's own deadline. It is not sent to Triton: it would go on computing, and it dies of calls
         that end under its hands."""
         self._deadline_step = self.downstream.deadlines.set(self.began + timeout_seconds, self)
 
@@ -314,12 +314,12 @@ class Call(Request):
     def _settle_data(self) -> None:
         """Its sender's credit goes with the last piece that was made of it; what is gathered is none's."""
         data, self._data = self._data, None
-        held, self._last_piece = self._last_piece, None
+        unsent, self._last_piece = self._last_piece, None
         if data is not None:
-            if held is None:
+            if unsent is None:
                 data.release()
             else:
-                held.carry(data)
+                unsent.carry(data)
 
     def _new_reader(self) -> MessageReader:
         downstream, kind = self.downstream, self.kind
@@ -340,7 +340,7 @@ class Call(Request):
         if size <= 0:
             self.let_go(-size)
             return True
-        if not self.held_bytes and self.kind.is_stream:  # it may no longer rest
+        if not self.buffered_bytes and self.kind.is_stream:  # it may no longer rest
             self.prolong(time.monotonic())
         try:
             self.hold(size)
@@ -362,21 +362,21 @@ class Call(Request):
             self.let_go(len(item.data))
             self.downstream.local.answer(self, item.data[PREFIX_BYTES:])
             return
-        held = self._last_piece = UnsentPiece(self, len(item.data))
+        unsent = self._last_piece = UnsentPiece(self, len(item.data))
         if self.outbox is None:
             self.outbox = deque()
-        self.outbox.append((item, held))
+        self.outbox.append((item, unsent))
         self._pump()
 
     def _pass_through(self, data: Data) -> None:
         """The middle of a long tensor."""
         if self._hold(len(data.data)):
-            held = UnsentPiece(self, len(data.data))
-            held.carry(data)
+            unsent = UnsentPiece(self, len(data.data))
+            unsent.carry(data)
             assert self.up is not None, "its first piece has gone on"
             assert self.upstream is not None
             self._unsent_bytes -= len(data.data)
-            self.upstream.send(self.up, data.data, end=False, owned=held)
+            self.upstream.send(self.up, data.data, end=False, owned=unsent)
         else:
             data.release()
 
@@ -411,7 +411,7 @@ class Call(Request):
         """Pass on what has been checked, as far as there are slots for it."""
         outbox = self.outbox
         while outbox and not self.stage.is_over:
-            piece, held = outbox[0]
+            piece, unsent = outbox[0]
             if piece.begins_bytes:
                 try:
                     if not self._is_admitted(piece.cost_bytes):
@@ -445,7 +445,7 @@ class Call(Request):
             self._unsent_bytes += piece.begins_bytes - len(piece.data)
             if self._unsent_bytes and piece.begins_bytes:
                 self._steps_aside()
-            self.upstream.send(up, piece.data, end=end, owned=held)
+            self.upstream.send(up, piece.data, end=end, owned=unsent)
 
     def _waits(self) -> None:
         if self.stage is _RECEIVING:
@@ -468,7 +468,7 @@ class Call(Request):
         return True
 
     def _cost_more(self, more_bytes: int) -> None:
-        """The message that streams by is dearer than its beginning told. Raises Refusal."""
+        """The message that streams by costs more than its beginning said. Raises Refusal."""
         admission = self._last_admission
         if admission is not None:
             admission.grow(more_bytes)
@@ -490,7 +490,7 @@ class Call(Request):
         return self.running[-1] if self.running else self.admission
 
     def _granted(self) -> None:
-        """A slot is there. Not in this step: whoever gave it back is still at it."""
+        """A slot is there. Not in this step: the request that released it has not returned yet."""
         self.downstream.batch.then(self._go_on)
 
     def _go_on(self) -> None:
@@ -518,7 +518,7 @@ class Call(Request):
         downstream, kind, fields = self.downstream, self.kind, self.fields
         try:
             if kind.method == MODEL_READY and downstream.replica.not_ready() is not None:
-                raise GrpcError(Status.NOT_FOUND, "not ready")  # told as ready: false
+                raise GrpcError(Status.NOT_FOUND, "not ready")  # answered with ready: false
             upstream = downstream.triton.connection(self)
             if upstream is None:
                 self._waits()
@@ -767,12 +767,12 @@ class Call(Request):
         return admission is not None and admission.keeps_others_waiting
 
     def cut(self) -> None:
-        """Its client gets no more of the answer, and is told past what it does not read."""
+        """Its client gets no more of the answer; the reset passes what it does not read."""
         self.client.codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
         self._leave(_ABORTED, Status.RESOURCE_EXHAUSTED.name)
 
     def out_of_time(self) -> None:
-        """Triton has had its time for a call that nobody waits for."""
+        """Triton has had its time for a call without a client."""
         if self.up is not None and self.upstream is not None:
             self.upstream.reset(self.up)
         self._triton_is_done(time.monotonic())
@@ -790,12 +790,12 @@ class Call(Request):
         self._finish(stage, code, time.monotonic(), in_triton=in_triton)
 
     def _goes_on(self, up: Stream) -> bool:
-        """Whether Triton is left to end what nobody waits for.
+        """Whether Triton may finish a call without a client.
 
         Triton does not stop what it has begun, so another in its place would be one too many; and Triton 2.51
         dies (SIGSEGV in its gRPC handler, within seconds) of many complete unary calls that are reset or
         reach their deadline, and (double free) of some tens of complete streams of a decoupled model. Only one
-        whose requests have not ended is told: it may go on for very long, and can stop.
+        whose requests have not ended is cancelled: it may go on for very long, and can stop.
         """
         if self.kind.is_stream:
             return bool(self.running) and (up.local_done or not self.is_decoupled)

@@ -22,7 +22,7 @@ from proxy.wire.h2.server import ServerCodec
 from proxy.wire.h2.stream import Stream
 
 _IDLE_SECONDS: Final = 3600.0
-# A client has heard by then that it is to leave.
+# A client has received the GOAWAY by then.
 _LEAVING_SECONDS: Final = 1.0
 # Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
 FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES

@@ -47,7 +47,7 @@ class GrpcCommon:
         lost: Lost | None = None,
         batch: WriteBatch | None = None,
     ) -> None:
-        """`lost`: told whose calls Triton had when it went."""
+        """`lost`: called with the requests that Triton had when it died."""
         self.cluster = cluster
         self.batch, self.deadlines, self.questions = batch or WriteBatch(), Deadlines(), questions
         self.triton = TritonGrpc(cluster, self.batch, lost=lost)
@@ -80,7 +80,7 @@ class Connection(Protocol):
 class GrpcDownstream:
     """Serves one replica's gRPC clients: `GrpcConnection(downstream)` for each."""
 
-    # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
+    # The reason for a request that has time left, and has waited for its turn for longer than it may. "": that it took too long.
     overdue = ""
     # So long may take what must be here before a unary call can ask for its turn; its own time bounds it anyhow.
     arrival_seconds = math.inf
@@ -134,11 +134,11 @@ class GrpcDownstream:
         self.given_up.tick(now)
 
     def readiness_changed(self) -> None:
-        """Clients that watch are told."""
+        """Clients that watch are notified."""
         self.local.tell_watchers()
 
     def stop_accepting(self) -> None:
-        """Every client is told to go elsewhere with its next call; what is on its way is taken, and connections end
+        """Every client gets a GOAWAY for its next call; what is on its way is taken, and connections end
         with their last call."""
         for connection in self.clients:
             connection.ask_to_leave()

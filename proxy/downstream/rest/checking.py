@@ -55,24 +55,24 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The end of the head and the body, as far as it was held; and what the request costs Triton."""
+    """The end of the head and the body, as far as it was buffered; and what the request costs Triton."""
 
     tail: bytes
     cost_bytes: int
 
 
-def check(question: Question, held: bytes) -> Checked:
+def check(question: Question, raw: bytes) -> Checked:
     """What goes on in the place of a body. Raises Refusal or HttpError. Touches nothing else."""
     if question.encoding != "identity":
-        held = inflated(held, question.encoding, question.max_json_bytes, question.json_flag)
+        raw = inflated(raw, question.encoding, question.max_json_bytes, question.json_flag)
     if not question.is_infer:
-        body = check_generate(held)
+        body = check_generate(raw)
         return Checked(write_lengths(len(body), None) + body, cost.of_json(body))
-    text, tensors, header_length = held, b"", question.header_length
+    text, tensors, header_length = raw, b"", question.header_length
     if header_length is not None:
-        if header_length > len(held):
+        if header_length > len(raw):
             raise HttpError(400, f"{HEADER_LENGTH} is above the body's length")
-        text, tensors = held[:header_length], held[header_length:]
+        text, tensors = raw[:header_length], raw[header_length:]
     binary = len(tensors) + question.left
     body = check_infer(text, question.facts, binary_bytes=binary)
     start = write_lengths(len(body) + binary, None if header_length is None else len(body))
@@ -178,8 +178,8 @@ class _Helper:
     def ask(self, question: Question, body: bytes) -> Checked:
         """As `check`; raises OSError or EOFError where the process is gone or hangs."""
         _send(self._socket, pickle.dumps(question), body)
-        told, tail = _receive(self._socket)
-        kind, *what = pickle.loads(told)  # noqa: S301  # our own process', over a socket that nobody else has
+        header, tail = _receive(self._socket)
+        kind, *what = pickle.loads(header)  # noqa: S301  # our own process', over a socket that no other process has
         if kind == "checked":
             return Checked(tail, *what)
         raise Refusal(Why[what[0]], what[1]) if kind == "refused" else HttpError(*what)
@@ -227,8 +227,8 @@ def main(sock: socket.socket) -> None:
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             question, body = _receive(sock)
-            told, tail = _answer(pickle.loads(question), body)  # noqa: S301
-            _send(sock, pickle.dumps(told), tail)
+            header, tail = _answer(pickle.loads(question), body)  # noqa: S301
+            _send(sock, pickle.dumps(header), tail)
             del body, tail
 
 

@@ -94,13 +94,13 @@ class RestConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
         self.at_eof = True
-        self._end_what_is_half_said()
+        self._end_partial()
         if self._at is _At.REQUEST:
-            return not self._is_half_said and (self._downstream.waits_for_half_closed or not self._waits)
+            return not self._is_partial and (self._downstream.waits_for_half_closed or not self._waits)
         return self._at is not _At.ENDED
 
     @property
-    def _is_half_said(self) -> bool:
+    def _is_partial(self) -> bool:
         return self._request is not None and self._request.takes_body
 
     @property
@@ -108,13 +108,13 @@ class RestConnection(asyncio.Protocol):
         """For a slot, or a connection."""
         return self._request is not None and self._request.waits
 
-    def _end_what_is_half_said(self) -> None:
+    def _end_partial(self) -> None:
         """After the client's end: the rest of what has begun will never come."""
         if self._at is _At.HEAD:
             # Else whole requests: they wait for answers to be taken.
             if not self._input or self._head_deadline:
                 self._linger()
-        elif self._transport is not None and (self._at is _At.LINGER or self._is_half_said):
+        elif self._transport is not None and (self._at is _At.LINGER or self._is_partial):
             self._transport.close()
 
     def pause_writing(self) -> None:
@@ -186,7 +186,7 @@ class RestConnection(asyncio.Protocol):
         try:
             body = check_infer(body, replica.facts) if known.is_infer else check_generate(body)
         except Refusal:
-            return False  # to be told of below
+            return False  # to be answered below
         now = time.monotonic()
         request = RestRequest(self, downstream, known.routed, b"", now)
         if not request.admit_at_once(now, cost.of_json(body), known.length):
@@ -223,7 +223,7 @@ class RestConnection(asyncio.Protocol):
                 return
 
     def _put_off(self, data: bytes) -> bool:
-        """Look at it later. False: there is no room for it, which is told."""
+        """Look at it later. False: there is no room for it; the refusal has been sent."""
         if not self._keep(data):
             self._no_room()
             return False
@@ -301,7 +301,7 @@ class RestConnection(asyncio.Protocol):
             self.data_received(data)
             self.at_eof = at_eof
         if self.at_eof:
-            self._end_what_is_half_said()
+            self._end_partial()
         self.regulate()
 
     def answered(self, now: float, *, closes: bool, swallows: bool) -> None:

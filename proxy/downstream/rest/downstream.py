@@ -37,7 +37,7 @@ from proxy.wire.lookup import Lookup
 # Of a process: heads as they were read. Of a replica: what was decided about them.
 _HEADS, _HEAD_BYTES = 1024, 4096
 _KNOWN, _KNOWN_BYTES = 64, 1024
-# For a question of a client's: Triton may be busy with somebody else's large JSON.
+# For a question of a client's: Triton may be busy with another tenant's large JSON.
 _QUESTION_SECONDS = 5.0
 _ACCEPTS = re.compile(rb"Accept-Encoding:[^\r\n]*\r\n", re.IGNORECASE)
 _SUFFIXES: Final[dict[Route | None, str]] = {
@@ -100,7 +100,7 @@ class RestShared:
     """What all REST clients of a process share, whichever replica they are of."""
 
     def __init__(self, cluster: UpstreamCluster, *, lost: Lost | None = None) -> None:
-        """`lost`: told whose request Triton had when a connection broke off."""
+        """`lost`: called with the request that Triton had when a connection broke off."""
         self.cluster = cluster
         self.pool = UpstreamPool(cluster, lost=lost)
         self._heads: Lookup[RoutedHead] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
@@ -126,7 +126,7 @@ class RestDownstream:
 
     # A client that has said all it wants to, and has closed its half, may still wait for its turn.
     waits_for_half_closed = True
-    # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
+    # The reason for a request that has time left, and has waited for its turn for longer than it may. "": that it took too long.
     overdue = ""
     # So long may take what must be here before a request can ask for its turn; its own time bounds it anyhow.
     arrival_seconds = math.inf
@@ -149,7 +149,7 @@ class RestDownstream:
         self.is_draining = False
         # While it drains: a client that asks just then would lose its request.
         self.ends_idle = True
-        # Requests whose clients have gone, or were told that it took too long, while Triton works on them.
+        # Requests whose clients have gone, or have timed out, while Triton works on them.
         self.given_up = GivenUpRequests()
         # Heads whose requests go on as they came, good for one way of reaching Triton and for the limits that they passed.
         self.known_heads: Lookup[KnownHead] = Lookup(entries=_KNOWN, key_bytes=_KNOWN_BYTES)

@@ -1,6 +1,6 @@
-"""One REST request from its head to its end: held, checked, admitted, passed on, answered.
+"""One REST request from its head to its end: buffered, checked, admitted, forwarded, answered.
 
-JSON is held until it has been checked; the tensors behind it stream through unread, in both directions no
+JSON is buffered until it has been checked; the tensors behind it stream through unread, in both directions no
 faster than the slower side takes them. A request whose client has gone lives on by itself until Triton is done.
 """
 
@@ -38,10 +38,10 @@ from proxy.wire.packing import CODINGS
 log = logging.getLogger(__name__)
 
 _RETRY: Final = {"Retry-After": "1"}
-# A body with tensors is gathered up to this size before it asks for a slot: who sends it slowly keeps nobody waiting.
+# A body with tensors is gathered up to this size before it waits for a slot: a slow sender delays no other request.
 # A longer one asks when BEGUN_BYTES are here, and has to keep up with a pace.
 _GATHERED_BYTES: Final = 256 * 1024
-# A body that nobody wants is read to its end up to this size, to keep the connection.
+# An unwanted body is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES: Final = 64 * 1024
 # A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
@@ -92,7 +92,7 @@ class RestRequest(Request):
     body_left = _hold_left = 0
     _chunks: RequestChunks | None = None
     # What has come of the body, while it comes; then what goes on in its place, until it has gone on.
-    _held: list[bytes] | None = None
+    _pieces: list[bytes] | None = None
     _checked: Checked | None = None
     _upstream: UpstreamHttp | None = None
     # Of an answer that does not come in one piece.
@@ -113,7 +113,7 @@ class RestRequest(Request):
     @property
     def is_coming(self) -> bool:
         """Whether the part of its body that must be checked is not all here."""
-        return self.stage is _RECEIVING and self._held is not None
+        return self.stage is _RECEIVING and self._pieces is not None
 
     @property
     def is_streaming(self) -> bool:
@@ -157,9 +157,9 @@ class RestRequest(Request):
             return
         if head.expects_continue and (self.body_left or self._chunks) and self._client is not None:
             self._client.write(CONTINUE)
-        self._held = []
+        self._pieces = []
         if not self._hold_left and self._chunks is None:
-            self._held_all()
+            self._received_all()
 
     def _bytes_to_hold(self) -> int:
         """How much of the body must be here before any of it goes on. Raises HttpError or Refusal."""
@@ -208,7 +208,7 @@ class RestRequest(Request):
             self._hold_left -= len(piece)
             self.body_left -= len(piece)
             if not self._hold_left:
-                self._held_all()
+                self._received_all()
         return rest
 
     def _take_chunks(self, chunks: RequestChunks, data: bytes) -> bytes:
@@ -222,19 +222,19 @@ class RestRequest(Request):
             return b""
         if chunks.is_done:
             self._chunks = None
-            self._held_all()
+            self._received_all()
         return data[size:]
 
     def _keep(self, piece: bytes) -> bool:
-        """Of a body that is to be checked; False where there is no room for it, which is told."""
+        """Of a body that is to be checked; False where there is no room for it; the refusal has been sent."""
         try:
             self.hold(len(piece))
         except Refusal as refusal:
             self.closes = True
             self.refuse(refusal)
             return False
-        assert self._held is not None
-        self._held.append(piece)
+        assert self._pieces is not None
+        self._pieces.append(piece)
         self.traffic.received_bytes += len(piece)
         return True
 
@@ -273,10 +273,10 @@ class RestRequest(Request):
 
     # From a body that is here to Triton.
 
-    def _held_all(self) -> None:
-        """What had to be held is there."""
-        held = self._held or []
-        body, self._held = (held[0] if len(held) == 1 else b"".join(held)), None
+    def _received_all(self) -> None:
+        """What had to be buffered is there."""
+        pieces = self._pieces or []
+        body, self._pieces = (pieces[0] if len(pieces) == 1 else b"".join(pieces)), None
         try:
             if self.routed.decision.verdict is not Verdict.ALLOW:
                 self._answer_locally(body)
@@ -307,11 +307,11 @@ class RestRequest(Request):
             if not self.stage.is_over:
                 self._downstream.remember_head(self._raw, self.routed, self._limits)
             return
-        self._task = asyncio.create_task(self._check_beside(question, body))
+        self._task = asyncio.create_task(self._check_in_process(question, body))
 
-    async def _check_beside(self, question: Question, body: bytes) -> None:
+    async def _check_in_process(self, question: Question, body: bytes) -> None:
         try:
-            checked = await self._checked_beside(question, body)
+            checked = await self._checked_in_process(question, body)
             self._task = None
             self._admit(checked)
         except (HttpError, Refusal) as refusal:
@@ -321,19 +321,19 @@ class RestRequest(Request):
             self._task = None
             self._failed(failure)
 
-    async def _checked_beside(self, question: Question, body: bytes) -> Checked:
+    async def _checked_in_process(self, question: Question, body: bytes) -> Checked:
         """Raises HttpError or Refusal."""
         try:
             return await self._downstream.shared.checker.check(question, body, self.replica)
         except Refusal as refusal:
             if refusal.why is Why.NO_ROOM:  # too many wait for that: load as well
-                self.replica.turned_away()
+                self.replica.rejected()
             raise
 
     def _admit(self, checked: Checked) -> None:
         """Raises Refusal."""
         if self.routed.head.encoding != "identity":  # what was packed is here at its length now
-            self.hold(max(0, len(checked.tail) - self.held_bytes))
+            self.hold(max(0, len(checked.tail) - self.buffered_bytes))
         self._checked = checked
         self.enter(_QUEUED)
         counted = self.routed.decision.route in COUNTED
@@ -547,16 +547,16 @@ class RestRequest(Request):
         client.answered(time.monotonic(), closes=self.closes, swallows=swallows)
 
     def _leave(self, stage: Stage, code: str) -> None:
-        """Nobody waits for Triton's answer any more.
+        """No client waits for Triton's answer any more.
 
-        Triton cannot be told, and goes on computing: the slot is kept until it is done. Not so for a request
+        Triton cannot be stopped, and goes on computing: the slot is kept until it is done. Not so for a request
         that is not complete, which Triton never begins, for a stream of events, which ends with its
         connection, and for an answer that has begun.
         """
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        self._held = self._checked = None
+        self._pieces = self._checked = None
         upstream = self._upstream
         is_computed = (
             upstream is not None
@@ -575,7 +575,7 @@ class RestRequest(Request):
             upstream.abort()
 
     def out_of_time(self) -> None:
-        """Triton has had its time for what nobody waits for."""
+        """Triton has had its time for a request without a client."""
         if self._upstream is not None:
             self._upstream.abort()
             self._upstream = None
@@ -611,7 +611,7 @@ class RestRequest(Request):
 
     def _is_answer_taken_too_slowly(self, now: float, came_bytes: int) -> bool:
         client, admission = self._client, self.admission
-        # While the client takes what is written, nobody waits for it.
+        # While the client takes what is written, no other request waits for it.
         is_awaited = client is not None and not client.is_writable
         others_wait = is_awaited and admission is not None and admission.keeps_others_waiting
         return self.is_read_too_slowly(came_bytes, now, others_wait=others_wait)

@@ -37,7 +37,7 @@ class CannotOpen(Exception):
 
 
 class ClientCodec(H2Codec[H, T]):
-    """Towards a server, which is one of us: it is not held to a budget, and what it says of streams that
+    """Towards a server, which is one of us: it has no budget, and what it says of streams that
     are over is ignored (Triton tells the end of a call up to seven times if its deadline passes).
 
     A stream is over once its answer is, whatever more there was to be sent.
@@ -183,7 +183,7 @@ class ClientCodec(H2Codec[H, T]):
         if end:
             self._ended_remotely(stream)
 
-    def _told_to_go(self, last_stream: int) -> None:
+    def _goaway_received(self, last_stream: int) -> None:
         self.is_usable = False
         for stream in [stream for id, stream in self.streams.items() if id > last_stream]:
             self._close(stream)

@@ -101,7 +101,7 @@ class H2Codec(Sender, Generic[H, T]):
         wake: Callable[[], None],
         settings: dict[Setting, int],
     ) -> None:
-        """`wake` is called when there is output after there was none, whoever caused it: a verb, `receive`,
+        """`wake` is called when there is output after there was none, from any cause: a verb, `receive`,
         or the release of a `Data`. It must do no more than remember that, and is not called again before
         `take_output`. There is output from the start."""
         super().__init__(Patience(is_endless=self._is_trusted), wake)
@@ -354,7 +354,7 @@ class H2Codec(Sender, Generic[H, T]):
         self._take_data(stream, data, start, finish, end=flags & END_STREAM != 0)
 
     def _begin_data(self, id: int, length: int) -> Stream | None:
-        """A DATA frame has begun. None: its content is nobody's."""
+        """A DATA frame has begun. None: its content is dropped."""
         stream = self.streams.get(id)
         if stream is None or stream.remote_done:
             self._stray(id, stream, "DATA", length)
@@ -565,7 +565,7 @@ class H2Codec(Sender, Generic[H, T]):
             self._acknowledge(frames.ping_ack(data[at + HEAD_BYTES : stop]))
 
     def _acknowledge(self, frame: bytes) -> None:
-        """Whoever asks for it and reads nothing would have it kept here, however long the list of them grows."""
+        """For a peer that requests it and reads nothing it would be kept here, however long the list of them grows."""
         if len(self._out) >= _MOST_UNREAD:
             raise ConnectionFailed(
                 ErrorCode.ENHANCE_YOUR_CALM, "too many frames ask for answers that nobody reads"
@@ -582,9 +582,9 @@ class H2Codec(Sender, Generic[H, T]):
         last = read_u32(data, start)[0] & MAX_STREAM_ID
         code = read_u32(data, start + 4)[0]
         self._events.append(GoAway(last, code, data[start + 8 : min(stop, start + 8 + 256)]))
-        self._told_to_go(last)
+        self._goaway_received(last)
 
-    def _told_to_go(self, last_stream: int) -> None:
+    def _goaway_received(self, last_stream: int) -> None:
         """The peer takes no streams above this one."""
 
     def _on_window_update(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
@@ -628,7 +628,9 @@ class H2Codec(Sender, Generic[H, T]):
             return
         if not self._resets.may_hold(id):
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, which is closed")
-        if self._resets.was_by_peer(id):  # nothing of it can have been on its way (RFC 9113, 5.1): told once
+        if self._resets.was_by_peer(
+            id
+        ):  # nothing of it can have been on its way (RFC 9113, 5.1): reported once
             raise StreamFailed(id, ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, after its RST_STREAM")
         if not self._resets.takes(id, size):
             self.patience.spend()

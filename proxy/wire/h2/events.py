@@ -14,7 +14,7 @@ from proxy.wire.h2.stream import Stream
 
 
 class Owned(Protocol):
-    """Bytes that somebody waits to get rid of: whoever holds it calls `release` once it is done with them."""
+    """Bytes that the window counts: their holder calls `release` once it is done with them."""
 
     def release(self) -> None:
         """The bytes are written or dropped. To say it again changes nothing."""
@@ -82,7 +82,7 @@ class Trailers:
 
 
 class Reset:
-    """A stream is over before its end: the peer has reset it, or broke a rule of it and has been told.
+    """A stream is over before its end: the peer has reset it, or broke a rule of it and got a reset.
 
     What was still to be sent on it has been dropped and released. `message` is empty for a peer's reset.
     `was_refused`: the peer has not begun with it, so that it may be asked of another (GOAWAY,
@@ -96,7 +96,7 @@ class Reset:
 
 
 class PeerSettings:
-    """The peer has told its settings, perhaps anew: see `peer_max_streams` and `peer_header_list`."""
+    """The peer has sent its settings, perhaps anew: see `peer_max_streams` and `peer_header_list`."""
 
     __slots__ = ()
 

@@ -47,7 +47,7 @@ class Rule(Enum):
     TELL = auto()
     """It is handed to `Policy.kind`, with its value; it has few values, so that the kinds are few."""
     VALUE = auto()
-    """Its value is handed to whoever reads the block (`Fields.values`), anew for each."""
+    """Its value is handed to the reader of the block (`Fields.values`), anew for each."""
 
 
 class Policy(Protocol[K_co]):
@@ -57,7 +57,7 @@ class Policy(Protocol[K_co]):
         """Of a regular field. RFC 9113's own rules (8.2: characters, no connection-specific fields) are
         kept already; content-length is read and dropped."""
 
-    def kind(self, told: Sequence[Header]) -> K_co:
+    def kind(self, headers: Sequence[Header]) -> K_co:
         """What a block is, by its fields that TELL, in their order. Raises Malformed.
 
         RFC 9113, 8.3 is kept already: pseudo-header fields come first, once, and those that must be are.
@@ -223,7 +223,7 @@ class FieldReader(Generic[K]):
 
     def _read(self, block: bytes) -> tuple[Fields[K], Template[K] | None]:
         """Field by field. With a template for blocks that differ from this one in what is new each time."""
-        pieces, told, told_bytes, values = _Pieces(block), [], [], []
+        pieces, headers, header_pieces, values = _Pieces(block), [], [], []
         length: int | None = None
         pseudo: set[bytes] = set()
         has_regular = False
@@ -248,14 +248,14 @@ class FieldReader(Generic[K]):
                     raise Malformed("content-length")
                 length = int(value)
             elif rule is Rule.TELL:
-                told.append((name, value))
-                told_bytes.append(block[field.start : field.stop])
+                headers.append((name, value))
+                header_pieces.append(block[field.start : field.stop])
             elif rule is Rule.VALUE:
                 values.append((name, value))
             pieces.add(field, rule, is_length=is_length, varies=varies)
         if any(name not in pseudo for name in self._required):
             raise Malformed(f"a block without one of {b', '.join(self._required)!r}")
-        kind = self._kind(b"".join(told_bytes), told)
+        kind = self._kind(b"".join(header_pieces), headers)
         fields = Fields(kind, pieces.forwarded(block), pieces.forwarded_bytes, tuple(values), length)
         return fields, pieces.template(kind)
 
@@ -269,10 +269,10 @@ class FieldReader(Generic[K]):
             self._names.remember(name, known)
         return known
 
-    def _kind(self, key: bytes, told: list[Header]) -> K:
+    def _kind(self, key: bytes, headers: list[Header]) -> K:
         known = self._kinds.get(key)
         if known is None:
-            known = (self._policy.kind(told),)
+            known = (self._policy.kind(headers),)
             self._kinds.remember(key, known)
         return known[0]
 

@@ -122,7 +122,7 @@ class Decoder:
     def plain(self, block: bytes) -> bytes:
         """The block as one that stands for itself: without entries of the table, nor changes of its size.
 
-        What needs no table is not looked at: whoever reads it finds what is wrong with it.
+        What needs no table is not looked at: its reader finds what is wrong with it.
         Raises HpackError, or HeaderListTooLarge with the table in step.
         """
         if self._limit == 0 and (not block or block[0] & 0xE0 != 0x20):
@@ -214,7 +214,7 @@ class Decoder:
 
 
 def encode(headers: Iterable[Header], *, secret: Collection[bytes] = ()) -> bytes:
-    """A block that touches no table. `secret`: names whose values nobody on the way may index."""
+    """A block that touches no table. `secret`: names whose values no proxy may index."""
     out = bytearray()
     for name, value in headers:
         index = _STATIC_INDEX.get((name, value))

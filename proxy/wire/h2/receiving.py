@@ -51,7 +51,7 @@ class Unread:
 
 
 class LongFrame:
-    """A DATA frame that is handed on as it comes. `left`: bytes still to come; `stream`: None, nobody's."""
+    """A DATA frame that is handed on as it comes. `left`: bytes still to come; `stream`: None, of a closed stream."""
 
     __slots__ = ("flags", "left", "stream")
 

@@ -2,15 +2,15 @@
 
     receive_left + owed + held == window
 
-`receive_left`: what the peer may send. `held`: came, and is somebody's (see `events.Data`). `owed`: was
-released, and is told to the peer once it is worth a frame. A stream's own window is given back as its bytes
+`receive_left`: what the peer may send. `held`: came, and has an owner (see `events.Data`). `owed`: was
+released, and is sent to the peer once it is worth a frame. A stream's own window is given back as its bytes
 are used; the connection's at once, so that no stream can use up what its neighbours need.
 """
 
 from collections import deque
 from typing import Any, Final, Protocol
 
-# What a peer may have on its way to us for a stream: until somebody has read from it, and at most, as its
+# What a peer may have on its way to us for a stream: until it is first read, and at most, as its
 # window grows while it is drained. A first frame always fits, which the usual call relies on.
 FIRST_WINDOW: Final = 128 * 1024
 WIDEST_WINDOW: Final = 512 * 1024
@@ -29,7 +29,7 @@ class Connection(Protocol):
 
 
 class Stream:
-    """One stream of one connection. `owner` is free for whoever uses it; the rest belongs to the codec."""
+    """One stream of one connection. `owner` is free for the user; the rest belongs to the codec."""
 
     # Most streams never need more than these.
     window = receive_left = FIRST_WINDOW
@@ -45,7 +45,7 @@ class Stream:
         self._connection, self.id, self.send_window = connection, id, send_window
 
     def arrived(self, size: int) -> None:
-        """So many bytes have come and are somebody's now."""
+        """So many bytes have come and have an owner now."""
         self.receive_left -= size
         self.held += size
 

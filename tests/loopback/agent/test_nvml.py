@@ -81,16 +81,16 @@ class Reader:
         self._process.stdin.flush()
         return self.answer()
 
-    def until(self, script: str | None, gpu: int, trouble: str) -> Any:
+    def until(self, script: str | None, gpu: int, failure: str) -> Any:
         """Read until that GPU's reason begins so: what an event says is known a moment after it."""
         for _ in range(100):
             readings = self.read(script)
-            if (trouble and readings[gpu]["reason"].startswith(trouble)) or readings[gpu][
+            if (failure and readings[gpu]["reason"].startswith(failure)) or readings[gpu][
                 "reason"
-            ] == trouble:
+            ] == failure:
                 return readings[gpu]
             time.sleep(0.05)
-        raise AssertionError(f"{readings[gpu]} is never {trouble!r}")
+        raise AssertionError(f"{readings[gpu]} is never {failure!r}")
 
     def answer(self) -> Any:
         assert self._process.stdout is not None

@@ -169,23 +169,23 @@ async def test_what_is_broken_stays_so_while_nothing_can_be_read_and_its_turns_a
     facts = GpuFacts(driver, lambda: 0)
     driver.answer = (reading(GIB),)
     await facts.refresh()
-    assert facts.have_turned()
+    assert facts.have_changed()
     await facts.refresh()
-    assert not facts.have_turned()
+    assert not facts.have_changed()
     driver.answer = (BROKEN,)
     await facts.refresh()
-    assert facts.have_turned()
+    assert facts.have_changed()
     driver.error = GpusUnknown("no driver")
     await facts.refresh()
     (still,) = facts.readings
-    assert (still.broken, still.reason, facts.have_turned()) == (True, "XID 79", False)
+    assert (still.broken, still.reason, facts.have_changed()) == (True, "XID 79", False)
     driver.error, driver.answer = None, (reading(GIB),)
     await facts.refresh()
-    assert facts.have_turned()
+    assert facts.have_changed()
     driver.error = GpusUnknown("no driver")
     await facts.refresh()
     (unknown,) = facts.readings
-    assert (unknown.broken, unknown.reason, facts.have_turned()) == (False, "no driver", False)
+    assert (unknown.broken, unknown.reason, facts.have_changed()) == (False, "no driver", False)
 
 
 async def test_trouble_with_the_gpus_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,9 @@ from agent.gpus import (
     GpuReading,
     NoGpus,
     cuda_ordinals,
+    gpus_failure,
     grown_instead,
     nameless,
-    trouble_of,
 )
 from berth.contract.ids import GpuUuid
 from tests.fakes.objects import GIB
@@ -26,14 +26,14 @@ BROKEN = GpuReading(A, 0, "T4", None, None, None, healthy=False, reason="XID 79"
 def test_a_models_gpu_is_in_trouble_where_it_is_broken_or_gone_and_not_where_nobody_can_tell() -> None:
     well, other = reading(GIB), replace(reading(GIB), uuid=GpuUuid("GPU-b"), index=1)
     unread = replace(BROKEN, broken=False, reason="NVML: Unknown Error")
-    assert trouble_of([A], [well, other]) == ""
-    assert trouble_of([A], [unread]) == ""
-    assert trouble_of([], [BROKEN]) == ""
-    assert trouble_of([A], [BROKEN, other]) == "GPU 0 (GPU-a): XID 79"
-    assert trouble_of([GpuUuid("GPU-b"), A], [BROKEN, other]) == "GPU 0 (GPU-a): XID 79"
-    assert trouble_of([A], [other]) == "GPU GPU-a is not on this node any more"
-    assert trouble_of([A], [replace(BROKEN, uuid=nameless(0)), other]).endswith("not on this node any more")
-    assert trouble_of([A], [replace(unread, uuid=nameless(0)), other]) == ""  # it may be that one
+    assert gpus_failure([A], [well, other]) == ""
+    assert gpus_failure([A], [unread]) == ""
+    assert gpus_failure([], [BROKEN]) == ""
+    assert gpus_failure([A], [BROKEN, other]) == "GPU 0 (GPU-a): XID 79"
+    assert gpus_failure([GpuUuid("GPU-b"), A], [BROKEN, other]) == "GPU 0 (GPU-a): XID 79"
+    assert gpus_failure([A], [other]) == "GPU GPU-a is not on this node any more"
+    assert gpus_failure([A], [replace(BROKEN, uuid=nameless(0)), other]).endswith("not on this node any more")
+    assert gpus_failure([A], [replace(unread, uuid=nameless(0)), other]) == ""  # it may be that one
 
 
 B, C = GpuUuid("GPU-b"), GpuUuid("GPU-c")

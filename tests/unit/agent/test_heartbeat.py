@@ -131,7 +131,7 @@ async def test_more_models_than_fit_are_told_like_a_refusal(agent: Agent) -> Non
 
 
 async def test_the_heartbeat_is_due_at_once_when_the_trouble_begins_and_when_it_ends(agent: Agent) -> None:
-    wake = agent.reporter.trouble_changed
+    wake = agent.reporter.failure_changed
     await agent.reporter.step()
     assert not wake.is_set()
     agent.report = replace(agent.report, server="other")

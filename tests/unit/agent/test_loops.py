@@ -26,10 +26,10 @@ class Parts:
         self.passed: list[str] = []
         self.pods = SimpleNamespace(synced=asyncio.Event())
         self.triton = SimpleNamespace(version=None)
-        self.reporter: Any = SimpleNamespace(trouble="", has_written=False, wake=asyncio.Event())
+        self.reporter: Any = SimpleNamespace(failure="", has_written=False, wake=asyncio.Event())
         self.heartbeat: Any = SimpleNamespace(passed=self.passed.append)
         self.gpus: Any = SimpleNamespace(
-            refresh=self._refresh, have_turned=lambda: False, residency=0, hanging_seconds=0.0
+            refresh=self._refresh, have_changed=lambda: False, residency=0, hanging_seconds=0.0
         )
         self.models = Models()
         self.refreshed = 0
@@ -50,9 +50,9 @@ def test_readiness_names_the_first_that_is_missing(parts: Parts) -> None:
     assert readiness.not_ready() == "Triton does not answer"
     parts.triton.version = "2.51.0"
     assert readiness.not_ready() == "no report has been written"
-    parts.reporter.trouble, parts.reporter.has_written = "403", True
+    parts.reporter.failure, parts.reporter.has_written = "403", True
     assert readiness.not_ready() == "the report cannot be written: 403"
-    parts.reporter.trouble = ""
+    parts.reporter.failure = ""
     assert readiness.not_ready() is None
 
 
@@ -64,12 +64,12 @@ def test_a_driver_that_hangs_for_long_ends_the_agent(parts: Parts, seconds: floa
     assert agent.loops._HANG_SECONDS == 120
 
 
-@pytest.mark.parametrize("has_turned", [True, False])
-async def test_a_gpu_that_breaks_wakes_those_who_watch_models(parts: Parts, has_turned: bool) -> None:
-    parts.gpus.have_turned = lambda: has_turned
+@pytest.mark.parametrize("has_changed", [True, False])
+async def test_a_gpu_that_breaks_wakes_those_who_watch_models(parts: Parts, has_changed: bool) -> None:
+    parts.gpus.have_changed = lambda: has_changed
     change = parts.models.next_change()
     await GpuLoop(parts.gpus, parts.models, parts.reporter).step()
-    assert (change.is_set(), parts.refreshed, parts.reporter.wake.is_set()) == (has_turned, 1, True)
+    assert (change.is_set(), parts.refreshed, parts.reporter.wake.is_set()) == (has_changed, 1, True)
 
 
 @pytest.mark.parametrize(("becomes", "residency"), [("2.51.0", 0), (None, 1), (None, 0)])

@@ -20,11 +20,11 @@ class Port:
 
     def __init__(self) -> None:
         self.readings = (GpuReading(GpuUuid("GPU-a"), 0, "T4", 16 * GIB, 3 * GIB, 0.0),)
-        self.trouble = ""
+        self.failure = ""
 
     async def read(self) -> tuple[GpuReading, ...]:
-        if self.trouble:
-            raise GpusUnknown(self.trouble)
+        if self.failure:
+            raise GpusUnknown(self.failure)
         return self.readings
 
 
@@ -53,11 +53,11 @@ async def test_a_load_is_refused_by_unknown_gpus_and_a_report_lists_none(tmp_pat
     node, port = Node(tmp_path), Port()
     gpus = GpuFacts(port, lambda: node.models.residency)
     view = NodeReporting(FACTS, node.slots, gpus, node.sync)
-    port.trouble = "no driver"
+    port.failure = "no driver"
     await gpus.refresh()
     with pytest.raises(GpusUnknown, match="no driver"):
         view.gpu_reports()
     assert view.report().gpus == ()
-    port.trouble = ""
+    port.failure = ""
     await gpus.refresh()
     assert view.gpu_reports() == view.report().gpus != ()

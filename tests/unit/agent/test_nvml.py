@@ -14,21 +14,21 @@ from agent.nvml import NvmlGpus, NvmlMissing
 from tests.fakes.objects import GIB
 
 
-class Trouble(Exception):
+class NvmlFailure(Exception):
     """NVMLError."""
 
 
-class NotSupported(Trouble):
+class NotSupported(NvmlFailure):
     """NVMLError_NotSupported."""
 
 
-class IsLost(Trouble):
+class IsLost(NvmlFailure):
     """NVMLError_GpuIsLost."""
 
 
 @dataclass
 class Card:
-    """One GPU. `trouble`: what every question about it meets."""
+    """One GPU. `failure`: what every question about it meets."""
 
     uuid: str
     total: int = 16 * GIB
@@ -36,7 +36,7 @@ class Card:
     util: int | None = None
     mig: int | None = None
     bus: str | bytes = "00"
-    trouble: Trouble | None = None
+    failure: NvmlFailure | None = None
     ecc: int | None = None
     remap: str | None = None
     pages: int | None = None
@@ -47,13 +47,13 @@ class Library:
     """In place of pynvml. Refuses every question while it is not open, or already is."""
 
     cards: list[Card] = field(default_factory=list)
-    NVMLError = Trouble
+    NVMLError = NvmlFailure
     NVMLError_NotSupported = NVMLError_FunctionNotFound = NVMLError_NoPermission = NotSupported
     NVMLError_GpuIsLost = NVMLError_ResetRequired = IsLost
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
     NVML_DEVICE_MIG_ENABLE = 1
-    missing: Trouble | None = None
-    counting: Trouble | None = None
+    missing: NvmlFailure | None = None
+    counting: NvmlFailure | None = None
     is_open: bool = False
     opened: int = 0
     reads: int = 0
@@ -88,7 +88,7 @@ class Library:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:  # noqa: N802
         assert self.is_open
-        if error := self._seen[index].trouble:
+        if error := self._seen[index].failure:
             raise error
         return self._seen[index]
 
@@ -157,7 +157,7 @@ async def test_cuda_counts_by_bus_and_not_what_is_split_or_lost(library: Library
         Card("GPU-c", bus=b"00:0C"),
         Card("GPU-b", bus="00:0B", mig=1),
         Card("GPU-a", bus="00:0A", mig=0),
-        Card("GPU-d", bus="00:09", trouble=LOST),
+        Card("GPU-d", bus="00:09", failure=LOST),
     ]
     readings = await NvmlGpus().read()
     assert cuda_ordinals(readings) == {"GPU-a": 0, "GPU-c": 1}
@@ -169,7 +169,7 @@ async def test_cuda_counts_by_bus_and_not_what_is_split_or_lost(library: Library
 async def test_a_lost_gpu_keeps_its_name_and_hides_no_other(library: Library) -> None:
     gpus = NvmlGpus()
     await gpus.read()
-    library.cards[0].trouble = LOST
+    library.cards[0].failure = LOST
     lost, well = await gpus.read()
     assert (lost.uuid, lost.index, lost.product, lost.total_bytes, lost.used_bytes, lost.utilization) == (
         "GPU-a",
@@ -190,21 +190,21 @@ async def test_a_lost_gpu_keeps_its_name_and_hides_no_other(library: Library) ->
 
 
 async def test_a_driver_may_come_late_and_may_be_loaded_again(library: Library) -> None:
-    gpus, library.missing = NvmlGpus(), Trouble("Driver Not Loaded")
+    gpus, library.missing = NvmlGpus(), NvmlFailure("Driver Not Loaded")
     with pytest.raises(GpusUnknown, match="NVML: Driver Not Loaded"):
         await gpus.read()
     library.missing = None
     assert len(await gpus.read()) == 2
     assert len(await gpus.read()) == 2
     assert library.opened == 1
-    library.counting = Trouble("Uninitialized")
+    library.counting = NvmlFailure("Uninitialized")
     with pytest.raises(GpusUnknown, match="NVML: Uninitialized"):
         await gpus.read()
     library.counting = None
     assert len(await gpus.read()) == 2
     assert library.opened == 2
     for card in library.cards:  # as its handles are after a driver was loaded again
-        card.trouble = LOST
+        card.failure = LOST
     await gpus.read()
     assert not library.is_open
 
@@ -212,7 +212,7 @@ async def test_a_driver_may_come_late_and_may_be_loaded_again(library: Library) 
 async def test_a_start_that_insists_on_nvml_fails_without_its_driver(library: Library) -> None:
     assert len(await NvmlGpus.open().read()) == 2
     assert library.opened == 1
-    library.is_open, library.missing = False, Trouble("Driver Not Loaded")
+    library.is_open, library.missing = False, NvmlFailure("Driver Not Loaded")
     with pytest.raises(NvmlMissing, match="NVML: Driver Not Loaded"):
         NvmlGpus.open()
 
@@ -270,6 +270,6 @@ async def test_a_fault_that_a_gpu_tells_of_itself(library: Library, fault: Any, 
 
 
 async def test_a_gpu_that_cannot_be_read_is_not_broken_for_that(library: Library) -> None:
-    library.cards[0].trouble = Trouble("Unknown Error")
+    library.cards[0].failure = NvmlFailure("Unknown Error")
     unread, _ = await NvmlGpus().read()
     assert (unread.healthy, unread.broken) == (False, False)

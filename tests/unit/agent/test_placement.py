@@ -33,12 +33,12 @@ async def test_the_index_in_the_annotation_may_be_old(tmp_path: Path) -> None:
     ("changes", "why"),
     [
         ({"choice": None}, "has no GPU choice"),
-        ({"mem": "2Gi"}, f"asks for {2 * GIB} bytes but was given {GIB}"),
-        ({"annotations": {Keys().gpu_count: "2"}}, "asks for 2 GPUs but was given 1"),
-        ({"mem": None}, "asks for no GPU memory"),
+        ({"mem": "2Gi"}, f"requests {2 * GIB} bytes but was given {GIB}"),
+        ({"annotations": {Keys().gpu_count: "2"}}, "requests 2 GPUs but was given 1"),
+        ({"mem": None}, "requests no GPU memory"),
         # Placed by itself, past the binder, and asking for nothing.
-        ({"mem": None, "choice": GpuChoice(GpuUuid("GPU-a"), 0, 0)}, "asks for no GPU memory"),
-        ({"mem": "0", "choice": GpuChoice(GpuUuid("GPU-a"), 0, 0)}, "asks for no GPU memory"),
+        ({"mem": None, "choice": GpuChoice(GpuUuid("GPU-a"), 0, 0)}, "requests no GPU memory"),
+        ({"mem": "0", "choice": GpuChoice(GpuUuid("GPU-a"), 0, 0)}, "requests no GPU memory"),
         (
             {"choice": GpuChoice(GpuUuid("GPU-elsewhere"), 0, GIB)},
             "was given GPU GPU-elsewhere, which this node",

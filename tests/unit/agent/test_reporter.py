@@ -204,14 +204,14 @@ async def test_what_was_damaged_is_said_again_by_who_wakes_up_and_not_before(
 
 async def test_trouble_is_known_while_it_lasts() -> None:
     bench = Bench()
-    assert bench.reporter.trouble == ""
+    assert bench.reporter.failure == ""
     bench.away = True
     with pytest.raises(KubeUnreachable):
         await bench.reporter.step()
-    assert bench.reporter.trouble == "connection refused"
+    assert bench.reporter.failure == "connection refused"
     bench.away = False
     await bench.reporter.step()
-    assert bench.reporter.trouble == ""
+    assert bench.reporter.failure == ""
 
 
 A = GpuUuid("GPU-a")

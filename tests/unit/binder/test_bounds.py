@@ -176,10 +176,10 @@ WAITING: dict[str, tuple[Json, str]] = {
     "containers": (BOUND["containers"], "containers and initContainers: 3000"),
     "init containers": (BOUND["init containers"], "containers and initContainers: 3001"),
     "ports": (BOUND["host ports"], "ports of all containers: 3000"),
-    "resources": (BOUND["resources"], "resources that are asked for: 3000"),
+    "resources": (BOUND["resources"], "requested resources: 3000"),
     "overhead": (
         {"overhead": {f"example.com/{i}": "1" for i in range(MANY)}},
-        "resources that are asked for: 3001",
+        "requested resources: 3001",
     ),
     "terms apart": (
         {"affinity": apart([{"topologyKey": f"k{i}", "labelSelector": {}} for i in range(MANY)])},

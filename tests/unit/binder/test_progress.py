@@ -397,7 +397,7 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
     "no model pod": (
         Case(pod_changes={"containers": [{"name": "web"}]}, choice=None),
         Stage.NO_MODEL,
-        ["none of its containers asks for seldon.io/trtis-gpu-mem"],
+        ["none of its containers requests seldon.io/trtis-gpu-mem"],
     ),
     "no GPU chosen": (Case(choice=None), Stage.SCHEDULED, ["no GPU was chosen for it"]),
     "damaged": (Case(choice="{"), Stage.SCHEDULED, ["does not take the pod: annotation"]),

@@ -7,7 +7,7 @@ from binder.loop.requeue import NodeToStatus, QueueingHint
 from binder.pod.demand import parse_demand
 from tests.fakes.objects import KEYS, pod
 
-STAND = NodeToStatus(np.zeros(0, np.int8), set(), hopeless=False, clock=0)
+STAND = NodeToStatus(np.zeros(0, np.int8), set(), unresolvable=False, clock=0)
 
 
 class Clock:

@@ -390,7 +390,7 @@ def test_a_copy_that_stands_where_no_other_would_be_placed_is_one_of_those_that_
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [
         {"unschedulable": True},
         {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]},

@@ -59,8 +59,8 @@ async def test_top_for_programs(machine: Reader, capsys: pytest.CaptureFixture[s
     await call("top", "-o", "json")
     nodes = {one["name"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
     assert sorted(nodes) == ["n1", "n2", "n3", "n4", "n5", "n6"]
-    troubles = {name: one["trouble"].partition(":")[0] for name, one in nodes.items()}
-    assert troubles == {
+    failures = {name: one["problem"].partition(":")[0] for name, one in nodes.items()}
+    assert failures == {
         "n1": "",
         "n2": "StaleNodeFacts",
         "n3": "UnreadableNodeReport",
@@ -68,7 +68,7 @@ async def test_top_for_programs(machine: Reader, capsys: pytest.CaptureFixture[s
         "n5": "",
         "n6": "TritonNotReady",
     }
-    assert nodes["n3"]["trouble"] != "UnreadableNodeReport: "
+    assert nodes["n3"]["problem"] != "UnreadableNodeReport: "
     first, second = nodes["n1"]["gpus"]
     assert first == {
         "index": 0,

@@ -103,9 +103,9 @@ def test_what_could_be_free_follows_who_comes_and_goes() -> None:
     assert (victims.reach(ROW, victims.below(100))).tolist() == [[NOT_KNOWN, NOT_KNOWN]]
 
 
-@pytest.mark.parametrize("trouble", [{"healthy": False}, {"other_use_bytes": None}])
-def test_a_gpu_that_takes_nothing_takes_nothing_whoever_goes(trouble: Json) -> None:
-    _, victims = heard(held("a", 4), says=report(gpu("GPU-0", **trouble), gpu("GPU-1", index=1)))
+@pytest.mark.parametrize("failure", [{"healthy": False}, {"other_use_bytes": None}])
+def test_a_gpu_that_takes_nothing_takes_nothing_whoever_goes(failure: Json) -> None:
+    _, victims = heard(held("a", 4), says=report(gpu("GPU-0", **failure), gpu("GPU-1", index=1)))
     assert victims.reach(ROW, victims.below(10)).tolist() == [[16 * GIB, NOT_KNOWN]]
 
 

@@ -55,7 +55,7 @@ async def test_why_judges_a_pending_pod_node_by_node(api: Reader, capsys: pytest
     api.add(paths.PODS, pod("old", mem="6Gi", on="n3", choice=GpuChoice(GpuUuid("GPU-d"), 0, 6 * GIB)))
     said = await answer_of(api, pod("p1", mem="3Gi"), capsys)
     assert (said["stage"], said["fits"]) == ("pending", False)
-    assert said["message"].startswith("team/p1 asks for 3 GiB; 0/3 nodes: ")
+    assert said["message"].startswith("team/p1 requests 3 GiB; 0/3 nodes: ")
     assert said["remedy"] == "would fit on n3, GPU 0, without team/old"
     first, second, third = said["nodes"]
     assert (first["node"], first["reason"]) == ("n1", "GPUMemoryInsufficient")
@@ -103,7 +103,7 @@ async def test_why_says_where_a_pending_pod_fits_and_what_the_binder_said_last(
         assert said["fits"]
         assert said["remedy"] == told
     assert (
-        said["message"] == "team/p1 asks for 3 GiB and fits on 1 of 2 nodes; the binder places it, if it runs"
+        said["message"] == "team/p1 requests 3 GiB and fits on 1 of 2 nodes; the binder places it, if it runs"
     )
     assert [one["reason"] for one in said["nodes"]] == [None, "GPUMemoryInsufficient"]
     await call("why", "p1", "-n", "team")
@@ -213,9 +213,9 @@ async def test_a_pod_of_several_gpus_asks_for_its_total_and_for_a_share_of_it_on
     add_node(api, "n1", says=report(*(gpu(f"GPU-{i}", index=i) for i in range(4))))
     said = await answer_of(api, pod(mem="40Gi", annotations={KEYS.gpu_count: "4"}), capsys)
     assert said["fits"]
-    assert said["message"].startswith("team/p1 asks for 40 GiB (10 GiB on each of 4 GPUs) and fits on 1 of 1")
+    assert said["message"].startswith("team/p1 requests 40 GiB (10 GiB on each of 4 GPUs) and fits on 1 of 1")
     said = await answer_of(api, pod(mem="68Gi", annotations={KEYS.gpu_count: "4"}), capsys)
-    assert said["message"].startswith("team/p1 asks for 68 GiB (17 GiB on each of 4 GPUs); 0/1 nodes: ")
+    assert said["message"].startswith("team/p1 requests 68 GiB (17 GiB on each of 4 GPUs); 0/1 nodes: ")
     asked = "no GPU is large enough: 17 GiB asked on each, 16 GiB on the largest when empty"
     assert said["remedy"] == asked
 

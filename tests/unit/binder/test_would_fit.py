@@ -46,7 +46,7 @@ async def test_a_file_that_would_fit(
     await call("would-fit", "-f", pod_file(tmp_path, FILES[case]), "-o", "json")
     said = json.loads(capsys.readouterr().out)
     assert (
-        said["message"] == "the pod asks for 3 GiB and fits on 1 of 1 nodes; the binder places it, if it runs"
+        said["message"] == "the pod requests 3 GiB and fits on 1 of 1 nodes; the binder places it, if it runs"
     )
     assert said["fits"]
     assert "stage" not in said

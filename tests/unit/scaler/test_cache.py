@@ -219,9 +219,9 @@ def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them
     told = cache(deployment(bad))
     found = told.deployments[KEY]
     assert (found.kind, found.spec.bounds.max_scale, found.options.limits.requests) == (Kind.HPA, 3, 7)
-    assert (told.held_to(KEY), len(told.problems())) == (good, 1)
+    assert (told.last_valid_of(KEY), len(told.problems())) == (good, 1)
     told.observe_deployment(deployment({**bad, GROUP + "max-scale": "4"}))
-    assert (told.deployments[KEY].spec.bounds.max_scale, told.held_to(KEY)) == (4, {})
+    assert (told.deployments[KEY].spec.bounds.max_scale, told.last_valid_of(KEY)) == (4, {})
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_counts_and_what_makes_no_progress() -> None:
     counts = told.counts(KEY)
     assert counts == Counts(ready=1, starting=3, pending=1, unschedulable=0, leaving=1, stuck=2)
     assert (counts.bound, counts.on_their_way) == (4, 2)
-    assert {one.name: one.hopeless for one in told.pods(KEY)}["u4"] == "Broken it is"
+    assert {one.name: one.failed_load for one in told.pods(KEY)}["u4"] == "Broken it is"
     told.pod_gone(pod("u1"))
     told.pod_gone(pod("u1"))
     assert told.counts(KEY).ready == 0
@@ -424,8 +424,8 @@ def test_a_pods_own_words_are_few_and_on_one_line() -> None:
     told = cache()
     told.observe_pod(pod(conditions={Keys().loaded_condition: ("False", "no\n\x1b[2J" + "x" * 10_000)}), 0)
     (found,) = told.pods(KEY)
-    assert len(found.hopeless) <= 512
-    assert found.hopeless.isprintable()
+    assert len(found.failed_load) <= 512
+    assert found.failed_load.isprintable()
 
 
 def test_when_a_copy_was_first_seen_to_be_so() -> None:

@@ -30,7 +30,7 @@ class Core:
     def models(self) -> list[ModelKey]:
         return [A]
 
-    def heard(self, *told: Any) -> bool:
+    def record_loads(self, *told: Any) -> bool:
         self.heard_of.append(told)
         return True
 

@@ -318,10 +318,10 @@ def test_without_a_service_or_with_one_that_is_two_models_it_does_not_go_to_zero
     world = World()
     world.services = []
     none = world.reconcile(needs_proxy=True)
-    assert (none.needs_activators, none.trouble, none.proven) == (False, NO_SERVICE, False)
+    assert (none.needs_activators, none.failure, none.proven) == (False, NO_SERVICE, False)
     world.services = [ObservedService(SERVICE, ready=1, shared_with=OTHER)]
     shared = world.reconcile(needs_proxy=True)
-    assert shared.trouble == "Service m leads to a/other as well"
+    assert shared.failure == "Service m leads to a/other as well"
     assert not shared.proven
     assert not shared.assignments
     assert not shared.slices
@@ -334,7 +334,7 @@ def test_a_model_asleep_whose_service_gets_a_second_model_can_still_be_woken() -
     assert decision.mode is RouteMode.PROXY
     assert decision.slices == ()
     assert decision.assignments
-    assert decision.trouble
+    assert decision.failure
     assert not decision.proven
 
 
@@ -342,7 +342,7 @@ def test_when_all_ports_are_taken_it_stays_up() -> None:
     ports = PortAllocator(range(20000, 20002))
     ports.allocate(OTHER)
     decision = World(ports=ports).reconcile(needs_proxy=True)
-    assert (decision.trouble, decision.needs_activators, decision.proven) == (NO_PORTS, False, False)
+    assert (decision.failure, decision.needs_activators, decision.proven) == (NO_PORTS, False, False)
 
 
 def test_a_slice_whose_ports_cannot_be_had_is_ended() -> None:
@@ -355,7 +355,7 @@ def test_a_slice_whose_ports_cannot_be_had_is_ended() -> None:
     world.adopt()
     decision = world.reconcile(needs_proxy=True)
     assert [type(one) for one in decision.slices] == [Delete]
-    assert (decision.trouble, decision.needs_activators, decision.assignments) == (NO_PORTS, False, {})
+    assert (decision.failure, decision.needs_activators, decision.assignments) == (NO_PORTS, False, {})
 
 
 def test_two_services_are_led_each_by_its_own_slice() -> None:
@@ -382,7 +382,7 @@ def test_two_services_are_led_each_by_its_own_slice() -> None:
 
 def test_without_activators_nothing_is_written_and_nobody_sleeps() -> None:
     decision = World(0).reconcile(needs_proxy=True)
-    assert (decision.slices, decision.proven, decision.trouble) == ((), False, NO_ACTIVATOR)
+    assert (decision.slices, decision.proven, decision.failure) == ((), False, NO_ACTIVATOR)
 
 
 def test_one_that_dies_leaves_the_slice_and_one_whose_stream_breaks_stays_for_a_while() -> None:
@@ -398,7 +398,7 @@ def test_one_that_dies_leaves_the_slice_and_one_whose_stream_breaks_stays_for_a_
     decision = world.reconcile()
     assert applied(decision) == [()]
     assert not decision.proven
-    assert decision.trouble == NO_ACTIVATOR
+    assert decision.failure == NO_ACTIVATOR
 
 
 def test_one_that_leaves_is_taken_out_first_and_passes_on_what_still_comes() -> None:

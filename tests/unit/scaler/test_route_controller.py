@@ -545,12 +545,12 @@ async def test_the_streams_get_the_pods_that_may_be_clients() -> None:
 async def test_why_a_model_cannot_sleep_is_known_for_as_long_as_it_is_so() -> None:
     world = World()
     world.route.on_service(Change(ChangeKind.GONE, SERVICE))
-    await world.until(lambda: world.route.troubles)
-    assert world.route.troubles == {MODEL: NO_SERVICE}
+    await world.until(lambda: world.route.failures)
+    assert world.route.failures == {MODEL: NO_SERVICE}
     assert (world.replicas, world.written) == (1, [])
     world.route.on_service(Change(ChangeKind.SET, SERVICE))
     await world.until(lambda: world.replicas == 0)
-    assert world.route.troubles == {}
+    assert world.route.failures == {}
 
 
 async def test_whom_no_port_was_left_for_sleeps_once_one_is_free() -> None:
@@ -558,8 +558,8 @@ async def test_whom_no_port_was_left_for_sleeps_once_one_is_free() -> None:
     others = [ModelKey("z", str(port)) for port in ACTIVATOR_PORTS[::2]]
     for other in others:
         world.reconciler._ports.adopt(other, int(other.name))
-    await world.until(lambda: world.route.troubles)
-    assert world.route.troubles == {MODEL: NO_PORTS}
+    await world.until(lambda: world.route.failures)
+    assert world.route.failures == {MODEL: NO_PORTS}
     for other in others:
         world.reconciler._ports.release(other, world.now)
     await world.until(lambda: world.replicas == 0, most=400)

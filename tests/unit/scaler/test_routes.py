@@ -112,7 +112,7 @@ def test_which_services_lead_to_a_model(spec: Json, leads: bool) -> None:
 def test_a_service_without_a_selector_leads_nowhere() -> None:
     made = board(M)
     made.services.set_service({**service(), "spec": {"clusterIP": "10.96.0.1"}})
-    assert made.reconcile(asked(), T0).trouble
+    assert made.reconcile(asked(), T0).failure
 
 
 def test_the_slice_has_those_ports_of_the_service_that_are_the_models() -> None:
@@ -230,7 +230,7 @@ def test_a_service_of_two_models_is_neithers() -> None:
     made.services.changed.clear()
     made.set_model(N, template("n", kind="model"))
     assert made.services.changed == {M, N}
-    assert made.reconcile(asked(M), T0).trouble == "Service both leads to a/n as well"
+    assert made.reconcile(asked(M), T0).failure == "Service both leads to a/n as well"
     made.delete_model(N, T0)
     assert M in made.services.changed
     assert made.reconcile(asked(M), T0).mode is RouteMode.PROXY
@@ -344,7 +344,7 @@ def test_models_that_share_many_services_are_not_all_looked_at_for_each(
         made.set_model(model, template("m"))
     for model in models:
         decision = made.reconcile(asked(model), T0)
-        assert decision.trouble == TOO_MANY_SERVICES
+        assert decision.failure == TOO_MANY_SERVICES
     assert count < 4 * 60 * 60 * 2
 
 
@@ -355,7 +355,7 @@ def test_a_model_has_so_many_services_and_no_more() -> None:
     listen(made)
     assert len(made.reconcile(asked(), T0).slices) == MOST_SERVICES
     made.services.set_service(service("one-more", selector={"app": "m"}))
-    assert made.reconcile(asked(), T0).trouble == TOO_MANY_SERVICES
+    assert made.reconcile(asked(), T0).failure == TOO_MANY_SERVICES
 
 
 def test_nothing_is_left_of_what_is_gone() -> None:

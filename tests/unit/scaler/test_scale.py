@@ -151,7 +151,7 @@ async def test_the_leaders_figures_are_shown(server: Server, capsys: pytest.Capt
 
     await call("resnet", "-n", "a", "-o", "json")
     told = json.loads(capsys.readouterr().out)
-    assert (told["from"], told["trouble"], told["desired"], told["concurrency"]["stable"]) == (
+    assert (told["from"], told["error"], told["desired"], told["concurrency"]["stable"]) == (
         "leader",
         "",
         5,
@@ -265,7 +265,7 @@ async def test_without_the_leader_what_is_written_is_shown_with_its_age(
     await call("resnet", "--namespace=a", "--output=json")
     told = json.loads(capsys.readouterr().out)
     assert (told["from"], told["capacityLimited"], told["message"]) == ("annotation", 2, "no room")
-    assert words in told["trouble"]
+    assert words in told["error"]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ async def test_a_scaler_that_is_no_pod_is_asked_itself(
         await call("resnet", "-n", "a", "-o", "json")
     assert json.loads(capsys.readouterr().out)["from"] == "leader"
     await call("resnet", "-n", "a", "-o", "json")
-    assert "cannot be asked" in json.loads(capsys.readouterr().out)["trouble"]
+    assert "cannot be asked" in json.loads(capsys.readouterr().out)["error"]
 
 
 async def test_what_berth_allows_beyond_knative_is_not_refused(

@@ -162,7 +162,7 @@ async def test_a_pod_that_asks_for_no_memory_gets_none(on_node: Node) -> None:
     model.requested_bytes = 0  # placed by its owner, with an annotation of its own
     await on_node.lifecycle.start_load(model)
     assert (model.failure, on_node.triton.loads) == (Failure.CAPACITY, [])
-    assert "asks for no GPU memory" in model.reason
+    assert "requests no GPU memory" in model.reason
 
 
 async def test_a_load_that_hangs_holds_up_neither_unloads_nor_loads_of_its_gpu(tmp_path: Path) -> None:

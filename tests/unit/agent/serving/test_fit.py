@@ -49,7 +49,7 @@ def test_each_gpu_of_several_must_have_room() -> None:
 def test_what_asks_for_nothing_is_refused() -> None:
     failure, reason = asked(0)
     assert failure is Failure.CAPACITY
-    assert "asks for no GPU memory" in reason
+    assert "requests no GPU memory" in reason
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,6 @@ def test_a_random_history(tmp_path: Path, seed: int) -> None:
         history.check_end()
         journal = Journal(tmp_path)
         journal.read()
-        assert journal.trouble == ""
+        assert journal.failure == ""
 
     leaping.run(live())

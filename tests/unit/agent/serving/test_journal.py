@@ -38,7 +38,7 @@ def test_a_journal_that_cannot_be_read_is_told_put_aside_and_not_fatal(tmp_path:
     journal = Journal(tmp_path)
     journal.path.write_text(text)
     assert journal.read().all_quarantined(NOW) == []
-    assert journal.trouble
+    assert journal.failure
     assert not journal.path.exists()
     assert (tmp_path / "journal.unreadable").read_text() == text
 
@@ -46,7 +46,7 @@ def test_a_journal_that_cannot_be_read_is_told_put_aside_and_not_fatal(tmp_path:
 def test_a_node_without_a_journal_has_no_trouble(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.read().open == []
-    assert journal.trouble == ""
+    assert journal.failure == ""
 
 
 def test_killed_at_any_byte_of_a_write_the_last_journal_is_whole(

@@ -67,13 +67,13 @@ def test_a_scaler_is_connected_for_as_long_as_its_messages_come() -> None:
     health.began(100)
     assert (health.is_connected, health.connected_for(100)) == (True, 0)
     for now in range(101, 105):
-        health.heard(now)
+        health.message_received(now)
     assert health.connected_for(104) == 4
     assert health.connected_for(107) == 7
     assert health.connected_for(107.1) is None
     assert health.is_connected
     # What it did not send meanwhile has time to come.
-    health.heard(107.1)
+    health.message_received(107.1)
     assert health.connected_for(107.1) == 0
 
 
@@ -81,7 +81,7 @@ def test_a_stream_lasts_from_its_first_message_on_whether_or_not_it_was_silent()
     health = StreamHealth()
     assert health.ended(100) == 0
     health.began(100)
-    health.heard(150)
+    health.message_received(150)
     assert health.ended(160) == 60
     assert not health.is_connected
     assert health.ended(170) == 0

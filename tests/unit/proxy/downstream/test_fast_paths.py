@@ -192,7 +192,7 @@ async def test_many_usual_calls_with_unusual_ones_between(connect: Connect, seed
                 answered(both, ready)
     while left := [one for one in streams if one not in both.client.ended]:
         answered(both, next(one for one in left if one in both.triton.ended))
-    assert (both.pair.running, both.pair.held_bytes) == (0, 0)
+    assert (both.pair.running, both.pair.buffered_bytes) == (0, 0)
 
 
 async def test_calls_and_answers_that_came_together_are_taken_in_part(connect: Connect) -> None:

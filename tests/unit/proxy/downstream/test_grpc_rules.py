@@ -424,7 +424,7 @@ async def test_what_cannot_be_served_is_refused_with_its_status(
     assert both.client.status(stream) == status
     assert text in dict(both.client.headers[stream])[b"grpc-message"].decode()
     assert not both.triton.calls
-    assert (both.pair.held_bytes, both.pair.running) == (0, 0)
+    assert (both.pair.buffered_bytes, both.pair.running) == (0, 0)
     assert both.pair.replica.grpc.codes == {status.name: 1}
     assert not both.pair.client.codec.streams
 
@@ -680,4 +680,4 @@ async def test_all_clients_end_with_the_front_end(connect: Connect) -> None:
     both.pair.end_turn()
     assert not both.pair.to_client.open
     assert not both.pair.to_triton[0].open
-    assert (both.pair.running, both.pair.waiting, both.pair.held_bytes) == (0, 0, 0)
+    assert (both.pair.running, both.pair.waiting, both.pair.buffered_bytes) == (0, 0, 0)

@@ -97,8 +97,8 @@ def require_balance(both: Both) -> None:
         for stream in codec.streams.values():
             assert stream.receive_left + stream.owed + stream.held == stream.window
             assert min(stream.receive_left, stream.owed, stream.held) >= 0
-    held = sum(stream.owner.held_bytes for stream in both.pair.client.codec.streams.values())
-    assert both.pair.held_bytes >= held
+    held = sum(stream.owner.buffered_bytes for stream in both.pair.client.codec.streams.values())
+    assert both.pair.buffered_bytes >= held
 
 
 def require_whole(peer: h2.connection.H2Connection, codec: H2Codec[Any, Any]) -> None:
@@ -290,13 +290,13 @@ async def test_a_buffered_call_has_its_first_window_and_no_more(connect: Connect
     todo = {second: framed(request(size=900_000))}
     while send_what_may_be_sent(both, todo):
         both.exchange(1)
-    assert both.pair.held_bytes == FIRST_WINDOW + 2 * OPEN_BYTES
+    assert both.pair.buffered_bytes == FIRST_WINDOW + 2 * OPEN_BYTES
     both.triton.answer(first, b"")
     both.exchange()
     while send_what_may_be_sent(both, todo):
         both.exchange(2)
     assert second in both.triton.ended
-    assert both.pair.held_bytes == OPEN_BYTES
+    assert both.pair.buffered_bytes == OPEN_BYTES
 
 
 async def test_what_all_clients_have_waiting_here_is_bounded(connect: Connect) -> None:
@@ -313,7 +313,7 @@ async def test_what_all_clients_have_waiting_here_is_bounded(connect: Connect) -
         both.triton.answer(stream, b"")
         both.exchange()
     assert [both.client.status(stream) for stream in streams[:4]] == [0, 0, 0, 0]
-    assert both.pair.held_bytes == 0
+    assert both.pair.buffered_bytes == 0
 
 
 async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(connect: Connect) -> None:
@@ -328,7 +328,7 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     both.pair.client.tick(now + 301)
     both.exchange()
     assert both.client.status(half) == 4
-    assert both.pair.held_bytes == OPEN_BYTES
+    assert both.pair.buffered_bytes == OPEN_BYTES
     both.pair.client.tick(now + 100_000)
     both.exchange()
     assert both.client.status(resting) is None
@@ -380,11 +380,11 @@ async def test_what_is_not_whole_is_bounded_for_all_connections(connect: Connect
         for at in range(0, len(begun), 7000):
             pair.receive(begun[at : at + 7000])
     assert [pair.to_client.open for pair in pairs] == [True] * 8 + [False] * 12
-    assert 250_000 < first.pair.held_bytes <= 300_000
+    assert 250_000 < first.pair.buffered_bytes <= 300_000
     assert upload(first, 1, framed(request())) == 1
     for pair in pairs[:8]:
         pair.client.connection_lost(None)
-    assert first.pair.held_bytes == 0
+    assert first.pair.buffered_bytes == 0
 
 
 async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> None:
@@ -399,7 +399,7 @@ async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> Non
         for _ in range(8):
             both.triton.send(stream, b"x" * 16_000)
             both.triton.exchange()
-    assert both.pair.held_bytes < 1_100_000
+    assert both.pair.buffered_bytes < 1_100_000
     both.pair.to_client.drain()
     both.pair.to_client.flow()
     both.exchange()

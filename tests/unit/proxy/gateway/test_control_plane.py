@@ -60,7 +60,7 @@ def test_ceilings() -> None:
     assert (first.request_timeout_seconds, first.max_json_bytes) == (100, 10)
     assert (first.max_request_bytes, first.max_inflight_bytes) == (20, 40)
     assert (second.max_json_bytes, second.max_request_bytes, second.max_inflight_bytes) == (5, 15, 15)
-    small = CEILINGS.clip(ReplicaLimits(max_json_bytes=9, max_request_bytes=7))
+    small = CEILINGS.capped(ReplicaLimits(max_json_bytes=9, max_request_bytes=7))
     assert (small.max_json_bytes, small.max_request_bytes) == (7, 7)  # nor does a packed one unpack to more
 
 

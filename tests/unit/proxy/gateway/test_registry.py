@@ -36,7 +36,7 @@ def test_who_is_refused_is_told_what_its_operator_can_change(
     asked: dict[str, int], whole: str, json: str
 ) -> None:
     """A pod that asks for more than a ceiling gets no more by asking again."""
-    limits = CEILINGS.clip(ReplicaLimits(**{"max_json_bytes": 9, **asked}))
+    limits = CEILINGS.capped(ReplicaLimits(**{"max_json_bytes": 9, **asked}))
     flags = CEILINGS.flags(limits)
     assert (flags.request, flags.json) == (whole, json)
     assert flags.inflight == "--most-inflight-bytes of the node's gateway"

@@ -56,9 +56,9 @@ def test_what_is_open_or_held_is_its_own_until_it_ends() -> None:
         second.hold(31)
     first.let_go(20)
     second.hold(31)
-    assert (first.held_bytes, first.open_bytes, replica.budget.used_bytes) == (40, 10, 81)
+    assert (first.buffered_bytes, first.open_bytes, replica.budget.used_bytes) == (40, 10, 81)
     first.end(Stage.ABORTED, "CANCELLED", 1.0)
-    assert (first.held_bytes, first.open_bytes, replica.budget.used_bytes) == (0, 0, 31)
+    assert (first.buffered_bytes, first.open_bytes, replica.budget.used_bytes) == (0, 0, 31)
     assert replica.grpc.codes == {"CANCELLED": 1}
 
 

@@ -142,7 +142,7 @@ def test_every_call_gets_its_status_however_late_it_comes(size: int, body: bytes
         answer = refusal.receive(sent[at : at + size])
         events += hears(one, answer)
         said += answer
-        assert not refusal.is_said
+        assert not refusal.is_complete
         answered = [event for event in events if isinstance(event, h2.events.ResponseReceived)]
         assert refusal.is_leaving is bool(answered)
     assert said.count(LEAVES_NONE_OUT) == 1
@@ -156,7 +156,7 @@ def test_every_call_gets_its_status_however_late_it_comes(size: int, body: bytes
     assert len(resets) == (3 if body else 0)
     assert all(event.error_code == 0 for event in resets)
     (last,) = one.receive_data(refusal.end())
-    assert refusal.is_said
+    assert refusal.is_complete
     assert isinstance(last, h2.events.ConnectionTerminated)
     assert (last.error_code, last.last_stream_id) == (0, 5)
     assert refusal.end() == refusal.receive(sent) == b""
@@ -166,7 +166,7 @@ def test_whoever_goes_on_asking_is_cut_off() -> None:
     """What is answered while a client hears that it is to go is bounded, too."""
     one, refusal = client(1), GrpcRefusal("no")
     said, asked = refusal.receive(one.data_to_send()), 0
-    while not refusal.is_said:
+    while not refusal.is_complete:
         asked += 1
         stream = 2 * asked + 1
         block = b"\0\0\0\1\5" + stream.to_bytes(4, "big")
@@ -216,7 +216,7 @@ def test_before_its_first_call_a_client_is_served_as_by_anybody() -> None:
         h2.events.SettingsAcknowledged,
         h2.events.PingAckReceived,
     } <= kinds
-    assert not refusal.is_said
+    assert not refusal.is_complete
 
 
 def http1() -> bytes:
@@ -240,7 +240,7 @@ def endless_block() -> bytes:
 def test_what_is_no_http2_is_ended(make: Callable[[], bytes]) -> None:
     refusal = GrpcRefusal("no")
     said = refusal.receive(make())
-    assert refusal.is_said
+    assert refusal.is_complete
     assert b"\x07\0\0\0\0\0" in said  # GOAWAY
     assert refusal.receive(b"more") == b""
 
@@ -249,4 +249,4 @@ def test_a_block_without_end_is_not_kept() -> None:
     refusal, sent = GrpcRefusal("no"), endless_block()
     for at in range(0, len(sent), 5000):
         refusal.receive(sent[at : at + 5000])
-    assert refusal.is_said
+    assert refusal.is_complete

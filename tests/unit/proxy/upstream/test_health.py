@@ -26,7 +26,7 @@ class Asked(Upstream):
     def __init__(self) -> None:
         where = UpstreamCluster()
         super().__init__(own_replica(), where, UpstreamPool(where))
-        self.replica.triton_says("the model has not been asked for yet")
+        self.replica.triton_says("the model has not been requested yet")
         self.output = "A"
         self.configs = 0
         self.has_config = True
@@ -172,7 +172,7 @@ async def test_triton_is_asked_with_the_nodes_key_on_connections_that_are_kept()
         assert len(pool._all) == 1
         await pool.close()
     nowhere = UpstreamCluster()
-    with pytest.raises(NotServed, match="the agent has not told yet"):
+    with pytest.raises(NotServed, match="the agent has not reported yet"):
         await fetch(UpstreamPool(nowhere), nowhere, "/v2")
     assert 0.5 <= questions.ANSWER_SECONDS <= 5  # readiness is asked for twice a second
 
@@ -250,7 +250,7 @@ async def test_only_triton_makes_a_model_ready(
     caplog.set_level(logging.INFO, logger=module.log.name)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     upstream = Looked(400, "gone", 200, 200, "gone", 400, 200)
-    assert upstream.replica.not_ready() == "the model has not been asked for yet"
+    assert upstream.replica.not_ready() == "the model has not been requested yet"
     unserved = "Triton does not serve own (400)"
     waiting = upstream.replica.next_change()
     assert await upstream.polled() == [unserved, "gone", None, None, "gone", unserved, None]
