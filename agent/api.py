@@ -223,7 +223,7 @@ async def _drained(requests: Requests, work: Awaitable[T]) -> T:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """An error that is sent to the caller keeps alive what the functions held that raised it (a whole header) until
+    """An error that is sent to the caller keeps alive the local variables of the functions that raised it (a whole header) until
     a late collection."""
     while error is not None:
         error.__traceback__ = None

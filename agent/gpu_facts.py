@@ -51,7 +51,7 @@ class GpuFacts:
             raise GpusUnknown(self._failure)
         return self.readings
 
-    def have_turned(self) -> bool:
+    def have_changed(self) -> bool:
         """Since the last call some GPU has broken or is whole again, is gone or is back."""
         before, self._whole = self._whole, frozenset(gpu.uuid for gpu in self.readings if not gpu.broken)
         return before != self._whole
@@ -141,8 +141,8 @@ def _gone(facts: GpuFacts, models: Models) -> Iterator[GpuReport]:
         here = facts.listed()
     except GpusUnknown:
         return
-    held = {gpu.uuid: gpu for model in models if model.resident and model.gpu for gpu in model.gpu.gpus}
-    for uuid, gpu in sorted(held.items()):
+    in_use = {gpu.uuid: gpu for model in models if model.resident and model.gpu for gpu in model.gpu.gpus}
+    for uuid, gpu in sorted(in_use.items()):
         if uuid not in {one.uuid for one in here} and (failure := gpus_failure([uuid], here)):
             yield GpuReport(
                 uuid=uuid, index=gpu.index, headroom_bytes=0, healthy=False, reason=failure, broken=True

@@ -26,7 +26,7 @@ class GpuLoop:
 
     async def step(self) -> None:
         await self._gpus.refresh()
-        if self._gpus.have_turned():
+        if self._gpus.have_changed():
             self._models.touch()  # clients that watch a model on such a GPU must be notified
         self._reporter.wake.set()
 

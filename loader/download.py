@@ -110,7 +110,7 @@ class Download:
         if response.status == 200:
             return False
         if "Range" not in asked:
-            raise self._failed(f"{said}, a part that was not asked for")
+            raise self._failed(f"{said}, a part that was not requested")
         if response.headers.get("ETag") != asked["If-Range"] or not self._goes_on(response):
             raise self._begin_anew("the server sent another part than the rest of this file")
         return True

@@ -67,9 +67,9 @@ class CodeGate:
         """Whether the model of this pod is among those that Triton holds, or may."""
         return uid in self._holders
 
-    def note_unowned(self, *, held: bool) -> None:
+    def note_unowned(self, *, loaded: bool) -> None:
         """Whether Triton holds a model without an owner: until it is unloaded it counts as any tenant's code."""
-        self._has_unowned = held
+        self._has_unowned = loaded
 
     def report(self) -> CodeReport:
         """What the node's report says of it."""

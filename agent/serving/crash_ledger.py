@@ -162,10 +162,10 @@ class CrashLedger:
     def is_suspect(self, digest: str, namespace: str = "") -> bool:
         return any(mark.deaths > 0 and mark.counts_for(digest, namespace) for mark in self._marks.values())
 
-    def inherit(self, held: Collection[ServerName], *, remembers: bool) -> None:
-        """What became of the loads that an agent before has left open. `held`: what Triton has, or is at;
+    def inherit(self, loaded: Collection[ServerName], *, remembers: bool) -> None:
+        """What became of the loads that an agent before has left open. `loaded`: what Triton has, or is at;
         `remembers`: Triton knows of any model at all, so it has not restarted since."""
-        for mark in [mark for mark in self.open if mark.inherited and mark.name not in held]:
+        for mark in [mark for mark in self.open if mark.inherited and mark.name not in loaded]:
             if remembers:
                 self.clear(*mark.key)
             else:

@@ -125,9 +125,9 @@ class CrashRecorder:
         if self._has_adopted:
             return
         self._has_adopted = True
-        held = {name for name, entry in index.items() if not entry.is_gone}
+        loaded = {name for name, entry in index.items() if not entry.is_gone}
         remembers = any(entry.state is not IndexState.UNKNOWN for entry in index.values())
-        self._ledger.inherit(held, remembers=remembers)
+        self._ledger.inherit(loaded, remembers=remembers)
 
     def expect_restart(self) -> None:
         """The agent has requested a restart: no model is charged with it."""

@@ -61,10 +61,10 @@ def plan(
         for name in {*records, *(name for name, entry in index.items() if not entry.is_gone)}
         if name not in owners or not owners[name].pod_lives
     }
-    held = {model.ref.uid for model in owners.values()}
+    owned = {model.ref.uid for model in owners.values()}
     load, lost, forget = [], [], []
     for uid, model in models.items():
-        if uid in held:
+        if uid in owned:
             if model.pod_lives and _wants_load(model, index):
                 load.append(uid)
         elif not model.pod_lives:
@@ -118,8 +118,10 @@ class Reconciler:
 
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
-        held = [name for model in self._models if model.resident and (name := model.server_name) is not None]
-        await asyncio.to_thread(self._repository.show, *held)  # else Triton does not list what it holds
+        resident = [
+            name for model in self._models if model.resident and (name := model.server_name) is not None
+        ]
+        await asyncio.to_thread(self._repository.show, *resident)  # else Triton does not list what it holds
         index = await self._controller.look()
         if index is None:
             return

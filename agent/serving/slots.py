@@ -127,7 +127,7 @@ class Slots:
                     self.gate.release(model.ref.uid)
         counted = {model.server_name for model in self.models if self.gate.counts(model.ref.uid)}
         self.gate.note_unowned(
-            held=not {name for name, entry in index.items() if not entry.is_gone} <= counted
+            loaded=not {name for name, entry in index.items() if not entry.is_gone} <= counted
         )
 
     # Facts.

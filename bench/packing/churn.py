@@ -75,14 +75,14 @@ def _arrivals(
     lives = [task.deleted - task.created for task in tasks]
     mean_life = sum(lives) / len(lives)
     share = [life / mean_life if lifetimes == "trace" else 1.0 for life in lives]
-    held = sum(task.gpus * life for task, life in zip(tasks, share, strict=True)) / len(tasks)
+    used = sum(task.gpus * life for task, life in zip(tasks, share, strict=True)) / len(tasks)
     # Those who would be there already: the longer one lives the likelier, and some of it is over.
-    for chosen in random.choices(range(len(tasks)), share, k=round(gpus / held)):
+    for chosen in random.choices(range(len(tasks)), share, k=round(gpus / used)):
         life = random.random() * share[chosen] if lifetimes == "trace" else random.expovariate(1.0)
         yield 0.0, tasks[chosen], life
     now = 0.0
     while True:
-        now += random.expovariate(gpus / held)
+        now += random.expovariate(gpus / used)
         if now > _WARM_UP + _MEASURED:
             return
         chosen = random.randrange(len(tasks))

@@ -98,7 +98,7 @@ class Decider:
 
     def codes_on(self, demand: Demand, rows: NDArray[np.intp]) -> Codes:
         """For each of some rows the first rule that it fails: what `codes` says, without a look at the
-        other nodes where no rule asks for one."""
+        other nodes where no rule requires one."""
         self.refresh()
         if because := self.because(demand):
             return self._all_refuse(because, len(rows))

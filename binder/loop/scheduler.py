@@ -249,7 +249,7 @@ class Scheduler:
         """Wake the pods that the changes may help."""
         if not self.queue.has_parked and not self.nominator.has_lost:
             # No pod to requeue. What could be freed is brought up to date now and then, so that the first one that
-            # asks for it has not everything to wait for.
+            # needs it does not wait for all of it.
             self.nominator.victims.renew(lag=_MOST_LAG)
             if self.nominator.victims.is_behind:
                 self._wake.set()

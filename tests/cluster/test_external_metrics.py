@@ -202,11 +202,11 @@ async def replicas(client: KubeClient, name: str, wanted: int) -> None:
 
 
 async def condition(client: KubeClient, name: str, kind: str, *, reason: str) -> None:
-    async def is_told() -> None:
+    async def is_notified() -> None:
         conditions = (await client.get(f"{HPA}/{name}"))["status"].get("conditions") or ()
         assert reason in [one["reason"] for one in conditions if one["type"] == kind], conditions
 
-    await eventually(is_told, what=f"{name} says {reason}")
+    await eventually(is_notified, what=f"{name} says {reason}")
 
 
 async def test_an_autoscaler_follows_the_models_concurrency(plane: Plane) -> None:

@@ -192,24 +192,24 @@ async def test_what_two_binders_promise_is_bound_and_no_pod_is_left_over(
             assert found["a"].reason == "0/3 nodes: 3 GPUMemoryInsufficient (4 GiB short on the best GPU)"
 
             answer = await asked(binder, model("a", 2, 8), model("b", 4, 8))
-            copies = [
+            replicas = [
                 await world.create(model(key.name, 1, 8))
                 for key, one in answer.models.items()
                 for _ in range(one.now)
             ]
-            assert len(copies) == 5
-            await until(lambda: _all(world.nodes_of(copies)))
+            assert len(replicas) == 5
+            await until(lambda: _all(world.nodes_of(replicas)))
             full = await asked(binder, model("a", 3, 8, running=2), model("b", 4, 8, running=3))
             assert [one.now for one in full.models.values()] == [1, 0]
 
             # Somebody is idle, and would have to go for a third model.
-            idle = tuple(f"team/{name}" for name in copies[:1])
+            idle = tuple(f"team/{name}" for name in replicas[:1])
             (room,) = (await asked(binder, model("c", 2, 12), idle=idle)).models.values()
             assert (room.now, room.if_idle_go) == (
                 0,
                 (),
             )  # one alone makes no room for 12 GiB beside another's 8
-            idle = tuple(f"team/{name}" for name in copies)
+            idle = tuple(f"team/{name}" for name in replicas)
             (room,) = (await asked(binder, model("c", 2, 12), idle=idle)).models.values()
             assert room.now == 0
             assert len(room.if_idle_go) == 1, "on the node with one copy alone"
@@ -226,8 +226,8 @@ async def test_what_two_binders_promise_is_bound_and_no_pod_is_left_over(
             await until(lambda: _is_led_by(world, second))
             (again,) = (await asked(binder, model("a", 3, 8, running=2))).models.values()
             assert again.now == 1
-            copies.append(await world.create(model("a", 1, 8)))
-            await until(lambda: _all(world.nodes_of(copies)))
+            replicas.append(await world.create(model("a", 1, 8)))
+            await until(lambda: _all(world.nodes_of(replicas)))
             (no_more,) = (await asked(binder, model("a", 4, 8, running=3))).models.values()
             assert (no_more.now, no_more.never) == (0, 1)
             left_over = await world.create(model("a", 1, 8))

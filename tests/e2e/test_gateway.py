@@ -49,7 +49,7 @@ async def ticket_of_pod(user: User, pod: Json, model: str) -> bytes:
     return ticket
 
 
-async def knock(user: User, node: str, first: bytes, then: bytes = b"") -> bytes:
+async def handshake(user: User, node: str, first: bytes, then: bytes = b"") -> bytes:
     """What the gateway answers to whoever sends this, until it closes or is silent for a while."""
     reader, writer = await asyncio.open_connection(user.cluster.nodes[node].address, GATEWAY_PORT)
     said = b""
@@ -77,11 +77,11 @@ async def test_a_ticket_opens_its_own_model_and_nothing_else(user: User, source:
     ticket = await ticket_of_pod(user, mine, "mine")
     assert ticket != await ticket_of_pod(user, theirs, "theirs")
     first = Preamble(Kind.REST, ticket).to_bytes()
-    opened = await knock(user, "gpu-1", first, asking("/v2/models/mine"))
+    opened = await handshake(user, "gpu-1", first, asking("/v2/models/mine"))
     assert opened.startswith(ACCEPTED + b"HTTP/1.1 200"), opened
     assert b'"name":"mine"' in opened.replace(b" ", b"")
     unknown = {
-        name: await knock(user, "gpu-1", first, asking(f"/v2/models/{name}"))
+        name: await handshake(user, "gpu-1", first, asking(f"/v2/models/{name}"))
         for name in (
             "nobody",
             "theirs",
@@ -96,14 +96,14 @@ async def test_a_ticket_opens_its_own_model_and_nothing_else(user: User, source:
             rb"\r\ncontent-length: \d+", b"", said.replace(name.encode(), b"nobody"), flags=re.I
         ) == (re.sub(rb"\r\ncontent-length: \d+", b"", unknown["nobody"], flags=re.I)), name
     for wrong in (bytes(32), bytes([ticket[0] ^ 1]) + ticket[1:], ticket[::-1]):
-        assert await knock(user, "gpu-1", Preamble(Kind.REST, wrong).to_bytes(), asking("/v2")) == b""
+        assert await handshake(user, "gpu-1", Preamble(Kind.REST, wrong).to_bytes(), asking("/v2")) == b""
     for garbage in (asking("/v2/models/mine"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(40), b"BERTH\x02"):
-        assert await knock(user, "gpu-1", garbage) == b""
-    assert await knock(user, "gpu-2", first, asking("/v2")) == b"", "on a node where the pod is not"
+        assert await handshake(user, "gpu-1", garbage) == b""
+    assert await handshake(user, "gpu-2", first, asking("/v2")) == b"", "on a node where the pod is not"
     await user.client.delete(paths.pod("default", "mine"), grace_seconds=0)
 
     async def closed() -> None:
-        assert await knock(user, "gpu-1", first, asking("/v2/models/mine")) == b""
+        assert await handshake(user, "gpu-1", first, asking("/v2/models/mine")) == b""
 
     await eventually(closed, seconds=60, what="the ticket of a deleted pod to open nothing")
     await infer_rest(f"{theirs['status']['podIP']}:9000", "theirs")

@@ -38,8 +38,8 @@ class Agent:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
 
-    def tell(self, copies: Iterable[ReplicaSpec]) -> None:
-        self.say({"replicas": [copy.to_json() for copy in copies]})
+    def tell(self, replicas: Iterable[ReplicaSpec]) -> None:
+        self.say({"replicas": [copy.to_json() for copy in replicas]})
 
     def drain(self, uid: str, seconds: float) -> None:
         self.say({"drain": uid, "seconds": seconds})

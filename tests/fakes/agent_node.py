@@ -48,7 +48,7 @@ class FakeTriton:
 
     def __init__(self) -> None:
         self.models: Path | None = None
-        self.held: dict[ServerName, IndexState] = {}
+        self.loaded: dict[ServerName, IndexState] = {}
         # Raised at the end of the next loads; TritonUnavailable is Triton's death, with all it held.
         self.errors: list[TritonError] = []
         self.index_errors: list[TritonError] = []  # raised by the next looks at the index
@@ -76,19 +76,19 @@ class FakeTriton:
         if self.index_errors:
             raise self.index_errors.pop(0)
         shown = (
-            self.held
+            self.loaded
             if self.models is None
-            else {n: self.held[n] for n in self.held if (self.models / n).is_dir()}
+            else {n: self.loaded[n] for n in self.loaded if (self.models / n).is_dir()}
         )
         return {name: IndexEntry(state) for name, state in shown.items()}
 
     async def load(self, name: ServerName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
         self._require_alive()
-        state = self.held.get(name, IndexState.UNKNOWN)
+        state = self.loaded.get(name, IndexState.UNKNOWN)
         assert IndexEntry(state).is_gone, f"loaded while {state.value}: needs its memory twice"
         self.configs.append(config)
         self.loads.append(name)
-        self.held[name] = IndexState.LOADING
+        self.loaded[name] = IndexState.LOADING
         work = asyncio.ensure_future(self._work(name))
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -99,8 +99,8 @@ class FakeTriton:
 
     async def unload(self, name: ServerName, *, timeout_seconds: float) -> None:
         self._require_alive()
-        assert self.held.get(name) is not IndexState.LOADING, "the call would wait for the load"
-        self.held[name] = IndexState.UNLOADING
+        assert self.loaded.get(name) is not IndexState.LOADING, "the call would wait for the load"
+        self.loaded[name] = IndexState.UNLOADING
         if name in self.stays:
             return
         if name in self.kills_at_its_end:
@@ -111,8 +111,8 @@ class FakeTriton:
     def die(self) -> None:
         """All it held is gone; it is back after `restart_seconds`."""
         self.deaths += 1
-        self.died_with.append({n for n, state in self.held.items() if state is IndexState.LOADING})
-        self.held.clear()
+        self.died_with.append({n for n, state in self.loaded.items() if state is IndexState.LOADING})
+        self.loaded.clear()
         self._died.set()
         self._died = asyncio.Event()
         self._alive_at = asyncio.get_running_loop().time() + self.restart_seconds
@@ -120,7 +120,9 @@ class FakeTriton:
     def on_ordinal(self, ordinal: int) -> int:
         """How many of the models that it serves are on the GPU that CUDA calls so."""
         last = {config["name"]: config["instance_group"][0].get("gpus", []) for config in self.configs}
-        return sum(ordinal in last.get(n, []) for n, state in self.held.items() if state is IndexState.READY)
+        return sum(
+            ordinal in last.get(n, []) for n, state in self.loaded.items() if state is IndexState.READY
+        )
 
     def refusal(self, name: ServerName) -> TritonError | None:
         """How the load that is over now has ended."""
@@ -139,19 +141,19 @@ class FakeTriton:
             died = True
         if died:
             raise error or TritonUnavailable("connection reset")
-        self.held[name] = IndexState.READY if error is None else IndexState.UNAVAILABLE
+        self.loaded[name] = IndexState.READY if error is None else IndexState.UNAVAILABLE
         if error is not None:
             raise error
         if name in self.kills_later:
-            asyncio.get_running_loop().call_later(self.kills_later[name], self._kill_if_held, name)
+            asyncio.get_running_loop().call_later(self.kills_later[name], self._kill_if_loaded, name)
 
-    def _kill_if_held(self, name: ServerName) -> None:
-        if self.held.get(name) is IndexState.READY and name in self.kills_later:
+    def _kill_if_loaded(self, name: ServerName) -> None:
+        if self.loaded.get(name) is IndexState.READY and name in self.kills_later:
             self.die()
 
     def _unloaded(self, name: ServerName) -> None:
-        if self.held.get(name) is IndexState.UNLOADING:
-            self.held[name] = IndexState.UNAVAILABLE
+        if self.loaded.get(name) is IndexState.UNLOADING:
+            self.loaded[name] = IndexState.UNAVAILABLE
 
     def _require_alive(self) -> None:
         if asyncio.get_running_loop().time() < self._alive_at:
@@ -209,7 +211,7 @@ class Gateway:
 
     async def drain(self, uid: PodUid) -> None:
         await asyncio.sleep(self.seconds)
-        ready = [name for name, state in self._triton.held.items() if state is IndexState.READY]
+        ready = [name for name, state in self._triton.loaded.items() if state is IndexState.READY]
         self.drained.append((uid, ready))
         self.off.add(uid)
 

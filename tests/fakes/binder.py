@@ -144,11 +144,11 @@ class Bench:
                 del self.api.nodes[item["metadata"]["name"]]
         self._hear[source](Change(kind, copy.deepcopy(item)))
 
-    def node(self, name: str, *sizes: int, foreign: int = 0, beats: bool = True, **more: Any) -> None:
-        """A node with GPUs of so many GiB, `foreign` bytes taken on the first. It is told anew each time."""
+    def node(self, name: str, *sizes: int, other_use: int = 0, beats: bool = True, **more: Any) -> None:
+        """A node with GPUs of so many GiB, `other_use` bytes taken on the first. It is told anew each time."""
         gpus = [gpu(f"{name}-{i}", total=size * GIB, index=i) for i, size in enumerate(sizes)]
-        if foreign:
-            gpus[0] = gpu(f"{name}-0", total=sizes[0] * GIB, other_use_bytes=foreign)
+        if other_use:
+            gpus[0] = gpu(f"{name}-0", total=sizes[0] * GIB, other_use_bytes=other_use)
         self.tell("nodes", node(name, says=report(*gpus), **{"allocatable": PLENTY, **more}))
         if beats:
             self.scheduler.cluster.decider.table.beat(NodeName(name), math.inf)

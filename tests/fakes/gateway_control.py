@@ -12,7 +12,7 @@ class FakeGateway:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.connections = 0
         self.drains = True
         self._server: asyncio.Server | None = None
@@ -36,13 +36,13 @@ class FakeGateway:
             writer.write(line + b"\n")
 
     @property
-    def copies(self) -> list[dict[str, Any]]:
+    def replicas(self) -> list[dict[str, Any]]:
         """As told last."""
-        return next((line["replicas"] for line in reversed(self.told) if "replicas" in line), [])
+        return next((line["replicas"] for line in reversed(self.received) if "replicas" in line), [])
 
     @property
     def wishes(self) -> list[str]:
-        return [line["drain"] for line in self.told if "drain" in line]
+        return [line["drain"] for line in self.received if "drain" in line]
 
     async def until(self, check: Callable[["FakeGateway"], bool], *, seconds: float = 5.0) -> None:
         async with asyncio.timeout(seconds):
@@ -53,7 +53,7 @@ class FakeGateway:
         self.connections += 1
         self._writers.append(writer)
         while line := await reader.readline():
-            told = json.loads(line)
-            self.told.append(told)
-            if self.drains and "drain" in told:
-                writer.write(json.dumps({"drained": told["drain"]}).encode() + b"\n")
+            received = json.loads(line)
+            self.received.append(received)
+            if self.drains and "drain" in received:
+                writer.write(json.dumps({"drained": received["drain"]}).encode() + b"\n")

@@ -50,8 +50,8 @@ class Plain:
     def rule(self, name: bytes) -> Rule:
         return _RULES.get(name, Rule.FORWARD)
 
-    def kind(self, told: Sequence[hpack.Header]) -> Kind:
-        return tuple(told)
+    def kind(self, by_stream: Sequence[hpack.Header]) -> Kind:
+        return tuple(by_stream)
 
 
 def request_reader() -> FieldReader[Kind]:
@@ -120,7 +120,7 @@ def said(fields: Fields[Any]) -> tuple[Any, ...]:
     return (fields.kind, fields.forwarded, fields.list_bytes, fields.values, fields.length)
 
 
-def told(events: Iterable[Event]) -> dict[int, list[Any]]:
+def by_stream(events: Iterable[Event]) -> dict[int, list[Any]]:
     """What each stream was told, the same for one event as for its parts; 0: the connection."""
     streams: dict[int, list[Any]] = {}
 

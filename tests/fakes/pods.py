@@ -77,7 +77,7 @@ class FakePod(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.may_answer.set()
         self._server = self._grpc = None
 
-    def told(self, *, ready: bool = True, nearly_ready: bool = False) -> ReplicaEndpoint:
+    def as_endpoint(self, *, ready: bool = True, nearly_ready: bool = False) -> ReplicaEndpoint:
         return ReplicaEndpoint(
             uid=f"uid-{self.name}",
             name=self.name,

@@ -100,7 +100,7 @@ class FakeModel:
     fails: str = ""
     stuck: str = ""
     scaled: str | None = None
-    held: int = 0
+    reserved: int = 0
     has_service: bool = True
     # Of its pods: a quota's, an admission's.
     most_pods: int = 1000
@@ -390,7 +390,7 @@ class Cluster:
         )
         if asked is not None and asked.unavailable:
             wants = 0
-        if wants or model.held:
+        if wants or model.reserved:
             self._hold(model, wants, served=bool(ready))
 
     def _hold(self, model: FakeModel, wants: int, *, served: bool) -> None:

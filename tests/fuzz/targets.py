@@ -159,10 +159,10 @@ def _a_client() -> H2Codec[Any, Any]:
 
 
 def _heard(codec: H2Codec[Any, Any], pieces: list[bytes]) -> dict[int, list[Any]]:
-    heard = [event for piece in pieces for event in codec.receive(piece)]
-    streams = {event.stream for event in heard if isinstance(event, WholeRequest | Headers | Data)}
+    read = [event for piece in pieces for event in codec.receive(piece)]
+    streams = {event.stream for event in read if isinstance(event, WholeRequest | Headers | Data)}
     _require_balance(streams)
-    for event in heard:
+    for event in read:
         if isinstance(event, Data):
             event.release()
     _require_balance(streams)
@@ -177,11 +177,11 @@ def _heard(codec: H2Codec[Any, Any], pieces: list[bytes]) -> dict[int, list[Any]
         high, low, *_ = frames.read_head(out, at)
         at += frames.HEAD_BYTES + (high << 8 | low)
     assert at == len(out)
-    assert codec.is_closed == any(isinstance(event, Ended) for event in heard)
-    assert all(event is heard[-1] for event in heard if isinstance(event, Ended))
+    assert codec.is_closed == any(isinstance(event, Ended) for event in read)
+    assert all(event is read[-1] for event in read if isinstance(event, Ended))
     codec.lost()
     assert not codec.streams
-    return h2_codecs.told(heard)
+    return h2_codecs.by_stream(read)
 
 
 def _require_balance(streams: Iterable[Stream]) -> None:

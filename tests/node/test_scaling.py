@@ -67,7 +67,7 @@ class ScaledUser(NodeUser):
 
         return await eventually(check, seconds=90, what=name)
 
-    async def copies(self, count: int, *, seconds: float = 60) -> None:
+    async def replicas(self, count: int, *, seconds: float = 60) -> None:
         """Until so many are Ready, and no more are asked for or left."""
 
         async def check() -> None:
@@ -175,7 +175,7 @@ async def test_a_model_sleeps_wakes_for_whom_it_may_and_sleeps_again(owner: Scal
     await owner.call(FRIEND, "first")
     first = await owner.answer(FRIEND, "first")
     assert first.get("status") == 200, first
-    await owner.copies(0)
+    await owner.replicas(0)
     await owner.leads_to_activators()
 
     # Both scalers are replaced at once, while a request waits whose client nobody could tell the activators of.
@@ -185,7 +185,7 @@ async def test_a_model_sleeps_wakes_for_whom_it_may_and_sleeps_again(owner: Scal
     await owner.call(FRIEND, "second")
     second = await owner.answer(FRIEND, "second")
     assert second.get("status") == 200, second
-    await owner.copies(0, seconds=90)
+    await owner.replicas(0, seconds=90)
 
     for name, container in PARTS.items():
         for pod in await owner.parts(name):

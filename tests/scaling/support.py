@@ -42,7 +42,7 @@ class Owner(User):
         assert KEYS.scaled in meta.get("annotations", {}), "nothing said yet"
         return Scaled.from_text(meta["annotations"][KEYS.scaled])
 
-    async def copies(self, name: str, count: int, *, seconds: float = 60) -> None:
+    async def replicas(self, name: str, count: int, *, seconds: float = 60) -> None:
         """Until so many are Ready and no more are asked for."""
 
         async def check() -> None:

@@ -54,7 +54,7 @@ async def test_no_request_is_lost_whoever_dies(
         await asyncio.sleep(0.3)
         await while_held()
         await answered(tally)
-        await owner.copies("steady", 1)
+        await owner.replicas("steady", 1)
         await while_served()
         await asyncio.sleep(3)
     assert_none_lost(tally)
@@ -67,7 +67,7 @@ async def test_no_request_is_lost_whoever_dies(
     async with load(client_of(owner, "steady", pod_address), request, per_second=_PER_SECOND) as tally:
         await asyncio.sleep(3)
     assert_none_lost(tally)
-    await owner.copies("steady", 0, seconds=120)
+    await owner.replicas("steady", 0, seconds=120)
 
 
 async def test_an_activator_that_dies_takes_only_what_it_held(

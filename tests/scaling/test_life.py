@@ -39,7 +39,7 @@ async def test_five_in_flight_have_five_copies_where_five_fit(
     watching = asyncio.create_task(watch())
     client = client_of(owner, "crowd", pod_address)
     async with in_flight(client, echo_request("crowd", sleep_ms=200), 5) as tally:
-        await owner.copies("crowd", 3)
+        await owner.replicas("crowd", 3)
 
         async def capacity_limited() -> None:
             said = await owner.scaled("crowd")
@@ -49,12 +49,12 @@ async def test_five_in_flight_have_five_copies_where_five_fit(
         await eventually(capacity_limited)
         for node in squatters:
             await owner.client.delete(f"/api/v1/namespaces/default/pods/squatter-{node}", grace_seconds=1)
-        await owner.copies("crowd", 5)
+        await owner.replicas("crowd", 5)
     watching.cancel()
     assert tally.lost == []
     assert {(a.status, *echoed(a.body)) for a in tally.answers} == {(200, 1, 2, 3)}
     assert pending == [], "what cannot be placed is not asked for"
-    await owner.copies("crowd", 0)
+    await owner.replicas("crowd", 0)
     assert (await owner.scaled("crowd")).activity == "False"
 
 
@@ -69,7 +69,7 @@ async def test_a_thousand_first_requests_wait_for_the_first_copy_and_are_answere
     assert {(a.status, *echoed(a.body)) for a in tally.answers} == {(200, 1, 2, 3)}
     for client in clients:
         await client.close()
-    await owner.copies("many", 0)
+    await owner.replicas("many", 0)
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -90,7 +90,7 @@ async def test_every_protocol_is_held_and_handed_over_byte_for_byte(
         return dict(zip(made, await asyncio.gather(*made.values()), strict=True))
 
     held = await all_calls()
-    await asyncio.gather(*(owner.copies(model, 1) for model in (ECHO, COUNT)))
+    await asyncio.gather(*(owner.replicas(model, 1) for model in (ECHO, COUNT)))
     assert held == await all_calls()
 
 
@@ -103,7 +103,7 @@ async def test_a_long_request_outlives_the_way_to_zero(owner: Owner, echo: str, 
     first = client_of(owner, "long", pod_address)
     await first.ask(echo_request("long"))
     await first.close()
-    await owner.copies("long", 1)
+    await owner.replicas("long", 1)
     (pod,) = await owner.ready("long")
     kept = client_of(owner, "long", pod_address)
 
@@ -121,4 +121,4 @@ async def test_a_long_request_outlives_the_way_to_zero(owner: Owner, echo: str, 
     assert (answer.status, echoed(answer.body)) == (200, [1, 2, 3])
     assert kept.connections == 1
     await kept.close()
-    await owner.copies("long", 0)
+    await owner.replicas("long", 0)

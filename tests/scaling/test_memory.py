@@ -28,7 +28,7 @@ async def test_who_needs_room_ends_the_idle_and_never_the_busy(
     idle, busy, needy = (client_of(owner, name, pod_address) for name in places)
     await idle.ask(echo_request("idle"))
     async with in_flight(busy, echo_request("busy", sleep_ms=50), 1) as tally:
-        await owner.copies("busy", 1)
+        await owner.replicas("busy", 1)
 
         async def rests() -> None:
             said = await owner.scaled("idle")
@@ -40,7 +40,7 @@ async def test_who_needs_room_ends_the_idle_and_never_the_busy(
         assert answer.status == 200
         (placed,) = await owner.ready("needy")
         assert placed["spec"]["nodeName"] == "gpu-1"
-        await owner.copies("idle", 0)
+        await owner.replicas("idle", 0)
         assert [pod["metadata"]["uid"] for pod in await owner.ready("busy")] == [kept["metadata"]["uid"]]
     assert tally.lost == []
     assert set(tally.statuses()) == {200}

@@ -80,7 +80,7 @@ class AdminServer:
 
     @property
     def port(self) -> int:
-        """The port in use, also when 0 was asked for."""
+        """The port in use, also when 0 was requested."""
         port: int = self._listening[0].getsockname()[1]
         return port
 

@@ -568,7 +568,7 @@ class H2Codec(Sender, Generic[H, T]):
         """For a peer that requests it and reads nothing it would be kept here, however long the list of them grows."""
         if len(self._out) >= _MOST_UNREAD:
             raise ConnectionFailed(
-                ErrorCode.ENHANCE_YOUR_CALM, "too many frames ask for answers that nobody reads"
+                ErrorCode.ENHANCE_YOUR_CALM, "too many frames request answers that are not read"
             )
         self._write(frame)
 

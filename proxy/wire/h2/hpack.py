@@ -2,7 +2,7 @@
 
 The proxy asks every peer for a table of size 0 and keeps none itself, so a block means the same
 wherever it stands and what was decided about it once can be looked up by its bytes. Until a peer has
-heard that, it may use the 4096 bytes of the protocol's default.
+received that, it may use the 4096 bytes of the protocol's default.
 """
 
 import itertools

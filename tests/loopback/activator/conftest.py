@@ -67,7 +67,7 @@ class Place:
         return pod
 
     async def serve(self, *pods: FakePod) -> None:
-        await self.assign(endpoints=tuple(pod.told() for pod in pods))
+        await self.assign(endpoints=tuple(pod.as_endpoint() for pod in pods))
 
     async def limits(self, **changes: Any) -> None:
         await self.assign(limits=replace(self.assignment.limits, **changes))

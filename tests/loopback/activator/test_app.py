@@ -41,8 +41,8 @@ class Stage:
         self.want()
 
     def want(self, **more: Any) -> None:
-        told = {"public_name": "own", "rest_port": PAIR.rest, "grpc_port": PAIR.grpc, **more}
-        self.scaler.core.wanted[OWN] = assignment(OWN, **told)
+        fields = {"public_name": "own", "rest_port": PAIR.rest, "grpc_port": PAIR.grpc, **more}
+        self.scaler.core.wanted[OWN] = assignment(OWN, **fields)
         self.scaler.core.assign(OWN)
 
     def know(self, address: str = CLIENT, namespace: str = "a") -> None:
@@ -121,7 +121,7 @@ async def test_a_request_wakes_its_model_is_held_and_answered(stage: Stage, pod:
         text = await scraped(activator.admin.port)
         assert 'berth_activator_buffered_requests{model="own",namespace="a"} 1.0' in text
         assert 'berth_activator_cold_starts_total{model="own",namespace="a"} 1.0' in text
-        stage.want(endpoints=(pod.told(ready=False),))
+        stage.want(endpoints=(pod.as_endpoint(ready=False),))
         assert (await asked)[0] == 200
         # Each second what is buffered, and once that nothing is any more.
         await until(lambda: reports[-1][1].buffered == 0)
@@ -178,7 +178,7 @@ async def test_it_is_ready_from_the_first_word_on_whether_or_not_a_scaler_is_the
             stage.know()
             await stage.listens()
             assert await ready(activator.admin.port) == (200, "ok\n")
-            stage.want(endpoints=(pod.told(),))
+            stage.want(endpoints=(pod.as_endpoint(),))
             assert (await stage.ask())[0] == 200
             # It is killed, and for good.
             idle.sessions.end()
@@ -220,7 +220,7 @@ async def test_what_is_held_outlives_the_scaler(stage: Stage, pod: FakePod) -> N
             1,
             True,
         )
-        stage.want(endpoints=(pod.told(),))
+        stage.want(endpoints=(pod.as_endpoint(),))
         assert (await asked)[0] == 200
 
 
@@ -239,7 +239,7 @@ async def test_a_client_that_started_while_no_scaler_was_there_waits_for_the_nex
         assert not asked.done()
         stage.know()
         stage.scaler.core.leads = True
-        stage.want(endpoints=(pod.told(),))
+        stage.want(endpoints=(pod.as_endpoint(),))
         assert (await asked)[0] == 200
 
 
@@ -265,7 +265,7 @@ async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
             await until(lambda: not one.open)
             with pytest.raises(aiohttp.ClientError):
                 await stage.ask()
-            stage.want(mode=RouteMode.SERVE, endpoints=(pod.told(),))
+            stage.want(mode=RouteMode.SERVE, endpoints=(pod.as_endpoint(),))
             assert [(await asked)[0], (await late)[0]] == [200, 200]
             assert await process.wait() == 0
         await until(lambda: not list(stage.scaler.activators))

@@ -30,9 +30,12 @@ async def test_a_request_wakes_its_model_and_is_answered_by_the_copy_that_comes(
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(post(session, place))
         await until(lambda: place.cold_starts)
-        (told,) = place.cold_starts
-        assert (told.model, told.buffered, told.cold_start, told.arrived) == (OWN, 1, True, 1)
-        assert (told.rest_port, told.grpc_port) == (place.assignment.rest_port, place.assignment.grpc_port)
+        (endpoint,) = place.cold_starts
+        assert (endpoint.model, endpoint.buffered, endpoint.cold_start, endpoint.arrived) == (OWN, 1, True, 1)
+        assert (endpoint.rest_port, endpoint.grpc_port) == (
+            place.assignment.rest_port,
+            place.assignment.grpc_port,
+        )
         await place.serve(await place.pod())
         status, answer, _ = await asked
         assert (status, answer["pod"]) == (200, "p")

@@ -59,10 +59,18 @@ async def test_what_is_refused_wakes_nobody(place: Place, sent: bytes) -> None:
     reader, writer = await raw(place)
     writer.write(sent)
     async with asyncio.timeout(20):
-        told = await reader.read(100)
-    assert told.split(b" ")[1] in (b"400", b"403", b"404", b"405", b"413", b"415", b"431", b"501", b"505"), (
-        told
-    )
+        answered = await reader.read(100)
+    assert answered.split(b" ")[1] in (
+        b"400",
+        b"403",
+        b"404",
+        b"405",
+        b"413",
+        b"415",
+        b"431",
+        b"501",
+        b"505",
+    ), answered
     writer.close()
     assert place.own.throttler.buffered == 0
     assert not place.cold_starts
@@ -135,9 +143,9 @@ async def test_a_model_that_sleeps_again_tells_of_itself_what_its_copy_did(place
     assert (await get(place, "/v2/models/own/stats"))[0] == 503
     async with channel(place) as over:
         made = stub(over)
-        told = await made.ModelMetadata(pb.ModelMetadataRequest(name="own"))
-        assert (told.name, list(told.versions), told.platform) == ("own", ["3"], "python")
-        assert list(told.outputs[0].shape) == [-1, 4]
+        answered = await made.ModelMetadata(pb.ModelMetadataRequest(name="own"))
+        assert (answered.name, list(answered.versions), answered.platform) == ("own", ["3"], "python")
+        assert list(answered.outputs[0].shape) == [-1, 4]
         assert (await made.ServerMetadata(pb.ServerMetadataRequest())).version == "2.51.0"
         index = await made.RepositoryIndex(pb.RepositoryIndexRequest())
         assert [(row.name, row.version) for row in index.models] == [("own", "3")]
@@ -327,9 +335,9 @@ async def test_who_does_not_send_all_of_its_request_is_told(place: Place) -> Non
     grpc_writer.write(frames.PREFACE + frames.settings({}) + begun)
     async with asyncio.timeout(20):
         assert (await reader.read(100)).startswith(b"HTTP/1.1 504 ")
-        told = b""
-        while b"request timeout" not in told:
-            told += await grpc_reader.read(1000)
+        answered = b""
+        while b"request timeout" not in answered:
+            answered += await grpc_reader.read(1000)
     writer.close()
     grpc_writer.close()
     assert not place.cold_starts
@@ -407,9 +415,9 @@ async def test_what_a_namespace_holds_is_bounded_however_many_models_it_has() ->
     try:
         for one in others:
             await place.models.apply(one)
-        for told in (place.assignment, *others):
+        for answered in (place.assignment, *others):
             for _ in range(9):
-                _, writer = await asyncio.open_connection("127.0.0.1", told.rest_port)
+                _, writer = await asyncio.open_connection("127.0.0.1", answered.rest_port)
                 writer.write(infer())
                 writers.append(writer)
             await asyncio.sleep(0.1)
@@ -421,12 +429,12 @@ async def test_what_a_namespace_holds_is_bounded_however_many_models_it_has() ->
         await place.close()
 
 
-def _fields(told: Any) -> dict[str, Any]:
-    return {name: getattr(told, name) for name in told.__dataclass_fields__}
+def _fields(answered: Any) -> dict[str, Any]:
+    return {name: getattr(answered, name) for name in answered.__dataclass_fields__}
 
 
-def _with(told: Any, **changes: Any) -> Any:
-    return told.__class__(**{**_fields(told), **changes})
+def _with(answered: Any, **changes: Any) -> Any:
+    return answered.__class__(**{**_fields(answered), **changes})
 
 
 async def test_idle_connections_are_bounded_and_make_room_for_who_asks() -> None:
@@ -538,10 +546,10 @@ async def test_a_port_that_is_taken_is_told_and_tried_again(place: Place) -> Non
 async def test_a_new_scaler_is_believed_whatever_its_clock_says(place: Place) -> None:
     """Versions come from the clock of whoever leads. Which one is older of a stream, `Assignments` knows."""
     await place.assign(endpoints=())
-    told = replace(place.assignment, version=1, rest_port=free_port())
-    await place.models.apply(told)
+    answered = replace(place.assignment, version=1, rest_port=free_port())
+    await place.models.apply(answered)
     report = place.own.report(time.monotonic())
-    assert (report.version, report.rest_port) == (1, told.rest_port)
+    assert (report.version, report.rest_port) == (1, answered.rest_port)
 
 
 def test_a_bucket_gives_so_many_at_once_and_so_many_a_second() -> None:

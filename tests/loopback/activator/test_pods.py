@@ -71,7 +71,7 @@ async def test_a_copy_whose_model_is_loaded_is_asked_without_a_rest_until_it_ser
     pod.is_ready = False
     await place.serve(pod)
     await until(lambda: pod.probes == 1)
-    await place.assign(endpoints=(pod.told(nearly_ready=True),))
+    await place.assign(endpoints=(pod.as_endpoint(nearly_ready=True),))
     await until(lambda: pod.probes > 3)
     pod.is_ready = True
     await until(lambda: place.own.pods.any_open)
@@ -205,7 +205,7 @@ async def test_a_request_that_waits_for_a_copy_again_is_told_when_none_comes(pla
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(post(session, place))
         await until(lambda: own.throttler.retrying == 1)
-        status, answer, _ = await told(place, why, asked)
+        status, answer, _ = await ended(place, why, asked)
     assert (status, answer["error"]) == (503, TOLD[why])
     assert (own.throttler.buffered, own.throttler.running) == (0, 0)
 
@@ -219,7 +219,7 @@ async def test_a_call_that_waits_for_a_copy_again_is_told_when_none_comes(place:
         called = asking(stub(over).ModelInfer(request()))
         await until(lambda: own.throttler.retrying == 1)
         with pytest.raises(grpc.aio.AioRpcError, match=TOLD[why]) as failed:
-            await told(place, why, called)
+            await ended(place, why, called)
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (own.throttler.buffered, own.throttler.running) == (0, 0)
 
@@ -231,7 +231,7 @@ TOLD = {
 }
 
 
-async def told(place: Place, why: str, asked: "asyncio.Future[Any]") -> Any:
+async def ended(place: Place, why: str, asked: "asyncio.Future[Any]") -> Any:
     if why == "unavailable":
         await place.assign(unavailable="never")
     elif why == "removed":
@@ -288,7 +288,7 @@ async def test_a_copy_that_is_too_busy_to_say_is_what_it_was(
 
 async def test_a_copy_serves_when_both_its_ports_do(place: Place) -> None:
     pod = await place.pod()
-    await place.assign(endpoints=(replace(pod.told(), grpc_port=free_port()),))
+    await place.assign(endpoints=(replace(pod.as_endpoint(), grpc_port=free_port()),))
     await until(lambda: pod.probes > 2)
     assert not place.own.pods.any_open
     await place.serve(pod)
@@ -370,13 +370,13 @@ async def test_models_share_no_connection(place: Place) -> None:
 
 async def test_a_copy_without_rest_is_believed_when_it_is_said_to_be_ready(place: Place) -> None:
     pod = await place.pod(rest=False)
-    await place.assign(endpoints=(pod.told(ready=False),), rest_port=0)
+    await place.assign(endpoints=(pod.as_endpoint(ready=False),), rest_port=0)
     async with channel(place) as over:
         called = asking(stub(over).ModelInfer(request()))
         await until(lambda: place.own.throttler.buffered == 1)
         await asyncio.sleep(0.15)
         assert pod.inside == 0
-        await place.assign(endpoints=(pod.told(),))
+        await place.assign(endpoints=(pod.as_endpoint(),))
         await called
 
 
@@ -458,7 +458,7 @@ async def test_a_tls_client_whose_copy_has_just_gone_waits_for_the_next(
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(cert, key)
     gone = await FakePod("gone").start(ssl=server)
-    await place.assign(endpoints=(gone.told(),))
+    await place.assign(endpoints=(gone.as_endpoint(),))
     await until(lambda: place.own.pods.any_open)
     await gone.die()  # and the cluster says that it is ready still
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client)) as session:
@@ -489,8 +489,8 @@ async def test_a_tls_copy_that_breaks_off_at_once_is_not_there(
 
     monkeypatch.setattr(tunnels, "_Begun", Lost)
     await place.assign(tls=True)
-    copy = await place.pod("copy")
-    await place.serve(copy)
+    replica = await place.pod("copy")
+    await place.serve(replica)
     await until(lambda: place.own.pods.any_open)
     writer = await says_hello(place, authority)
     await until(lambda: place.own.throttler.buffered == 1)
@@ -511,10 +511,10 @@ async def test_a_tls_client_that_goes_while_it_waits_leaves_its_place(
 async def test_a_tls_client_that_is_reset_is_reset_at_its_copy(place: Place, authority: Authority) -> None:
     """data-plane D4: the activator passes bytes on as a door does."""
     ends = Ends()
-    copy = await asyncio.start_server(ends.serve, "127.0.0.1", 0)
-    async with copy:
+    replica = await asyncio.start_server(ends.serve, "127.0.0.1", 0)
+    async with replica:
         await place.assign(tls=True)
-        place.own._tunnels[0].port_of = lambda _: copy.sockets[0].getsockname()[1]
+        place.own._tunnels[0].port_of = lambda _: replica.sockets[0].getsockname()[1]
         await place.serve(await place.pod("copy"))
         writer = await says_hello(place, authority)
         await asyncio.wait_for(ends.reached.wait(), 30)
@@ -627,10 +627,10 @@ async def test_a_pod_that_says_too_much_when_it_is_asked_does_not_serve(place: P
 
     async with await asyncio.start_server(talks, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        told = ReplicaEndpoint(
+        endpoint = ReplicaEndpoint(
             uid="u", name="p", address="127.0.0.1", rest_port=port, grpc_port=0, slots=4, ready=True
         )
-        await place.assign(endpoints=(told,))
+        await place.assign(endpoints=(endpoint,))
         await until(lambda: asked > 2)
         assert not place.own.pods.any_open
         await place.assign(endpoints=())
@@ -657,7 +657,7 @@ async def test_however_many_copies_a_tenant_has_that_do_not_serve_to_ask_them_co
     )
     others = replace(second, model=ModelKey("b", "other"), rest_port=free_port(), grpc_port=free_port())
     pod = await place.pod()
-    await place.assign(endpoints=(*away, pod.told()))
+    await place.assign(endpoints=(*away, pod.as_endpoint()))
     await place.models.apply(replace(second, endpoints=tuple(away[:1])))
     await place.models.apply(replace(others, endpoints=tuple(away[:1])))
     await until(lambda: place.own.pods.any_open)
@@ -676,8 +676,8 @@ async def test_a_model_that_breaks_at_its_look_ends_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = ModelKey("a", "other")
-    told = replace(place.assignment, model=other, rest_port=free_port(), grpc_port=free_port())
-    await place.models.apply(told)
+    assigned = replace(place.assignment, model=other, rest_port=free_port(), grpc_port=free_port())
+    await place.models.apply(assigned)
     looked = []
 
     async def breaks(now: float) -> None:

@@ -130,10 +130,10 @@ async def test_while_nobody_tells_whose_an_address_is_strangers_wait_for_who_wil
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("proxy.activator.port._UNKNOWN_SECONDS", 0.3)
-    told_at: float | None = None
+    announced_at: float | None = None
 
     def connected_for() -> float | None:
-        return None if told_at is None else time.monotonic() - told_at
+        return None if announced_at is None else time.monotonic() - announced_at
 
     async with gate(PendingClients(connected_for=connected_for)) as one:
         reader, _ = await one.connect()
@@ -141,9 +141,9 @@ async def test_while_nobody_tells_whose_an_address_is_strangers_wait_for_who_wil
         await asyncio.sleep(0.8)
         assert len(one.pending_clients) == 1
         # Who tells from now on has as long for it as ever.
-        told_at = time.monotonic()
+        announced_at = time.monotonic()
         await ended(reader)
-        assert time.monotonic() - told_at >= 0.3
+        assert time.monotonic() - announced_at >= 0.3
 
 
 async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.Monk
         (0.0, 45.0, True),
     ],
 )
-def test_how_long_a_stranger_waits(told: float | None, seconds: float, is_enough: bool) -> None:
-    assert PendingClients(connected_for=lambda: told).is_overdue(seconds) is is_enough
+def test_how_long_a_stranger_waits(announced: float | None, seconds: float, is_enough: bool) -> None:
+    assert PendingClients(connected_for=lambda: announced).is_overdue(seconds) is is_enough
 
 
 @pytest.mark.parametrize("factory", LOOPS)
@@ -216,7 +216,7 @@ async def test_who_is_let_in_as_the_port_closes_is_not() -> None:
 
 
 async def test_who_has_gone_as_it_is_let_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(*told: object) -> None:
+    async def fails(*announced: object) -> None:
         raise ConnectionResetError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", fails)

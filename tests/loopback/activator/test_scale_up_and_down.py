@@ -39,7 +39,7 @@ async def test_nothing_is_lost_while_copies_come_and_go(place: Place) -> None:
             modes = cycle([RouteMode.PROXY, RouteMode.SERVE, RouteMode.PROXY])
             for _ in range(20):
                 chosen = [pods[place_of] for place_of in next(endpoints)]
-                await place.assign(endpoints=tuple(pod.told() for pod in chosen), mode=next(modes))
+                await place.assign(endpoints=tuple(pod.as_endpoint() for pod in chosen), mode=next(modes))
                 if chosen:
                     await until(lambda: place.own.pods.any_open)
                 before = counted.total()

@@ -285,7 +285,7 @@ class Plane:
     """Opens every port at once, and notes what it is told."""
 
     def __init__(self) -> None:
-        self.told: dict[ModelKey, Assignment] = {}
+        self.received: dict[ModelKey, Assignment] = {}
         self.removed: list[ModelKey] = []
         self.buffered: dict[ModelKey, int] = {}
         self.broken: set[ModelKey] = set()
@@ -293,19 +293,19 @@ class Plane:
     async def apply(self, assignment: Assignment) -> None:
         if assignment.model in self.broken:
             raise RuntimeError("nobody has thought of this")
-        self.told[assignment.model] = assignment
+        self.received[assignment.model] = assignment
 
     async def remove(self, key: ModelKey) -> None:
-        self.told.pop(key, None)
+        self.received.pop(key, None)
         self.removed.append(key)
 
     def reports(self, now: float, *, whole: bool = False) -> list[Report]:
-        return [self.report(key) for key in self.told if whole or self.buffered.get(key)]
+        return [self.report(key) for key in self.received if whole or self.buffered.get(key)]
 
     def report(self, key: ModelKey, *, cold_start: bool = False) -> Report:
-        told, buffered = self.told[key], self.buffered.get(key, 0)
+        received, buffered = self.received[key], self.buffered.get(key, 0)
         return Report(
-            version=told.version,
+            version=received.version,
             model=key,
             buffered=buffered,
             average_buffered=float(buffered),
@@ -314,8 +314,8 @@ class Plane:
             buffered_bytes=0,
             oldest_seconds=0.0,
             cold_start=cold_start,
-            rest_port=told.rest_port,
-            grpc_port=told.grpc_port,
+            rest_port=received.rest_port,
+            grpc_port=received.grpc_port,
         )
 
 
@@ -354,7 +354,7 @@ async def test_told_opened_proven_woken(tmp_path: Path) -> None:
         await until(lambda: not at.activators.chosen(MODEL))
         at.core.wanted[OTHER] = assignment(OTHER, rest_port=20002, grpc_port=20003)
         at.core.assign(OTHER)
-        await until(lambda: OTHER in one.plane.told)
+        await until(lambda: OTHER in one.plane.received)
 
 
 async def test_the_activator_goes_on_without_a_scaler_and_attaches_to_the_next(tmp_path: Path) -> None:
@@ -365,13 +365,13 @@ async def test_the_activator_goes_on_without_a_scaler_and_attaches_to_the_next(t
         one = Dialler(at.endpoint, tmp_path)
         running = one.up()
         await running.__aenter__()
-        await until(lambda: len(one.plane.told) == 2)
+        await until(lambda: len(one.plane.received) == 2)
     try:
         await until(lambda: not one.client.is_connected)
         one.plane.buffered[MODEL] = 7
         one.client.report_now(one.plane.report(MODEL, cold_start=True))
         one.client.tick()
-        assert set(one.plane.told) == {MODEL, OTHER}
+        assert set(one.plane.received) == {MODEL, OTHER}
         assert one.assigned.allows(MODEL, "10.1.0.1") is False
         # The next one names one of the two: the other is passed on for a while. What waits is told at once.
         at.anew()
@@ -380,7 +380,7 @@ async def test_the_activator_goes_on_without_a_scaler_and_attaches_to_the_next(t
             await until(lambda: at.core.reports)
             assert at.core.reports[0][1].buffered == 7
             await until(lambda: at.activators.listening(at.activators, MODEL, PAIR) == {HERE})
-            await until(lambda: one.plane.told[OTHER].mode is RouteMode.SERVE)
+            await until(lambda: one.plane.received[OTHER].mode is RouteMode.SERVE)
             assert one.plane.removed == []
     finally:
         await running.__aexit__(None, None, None)
@@ -392,7 +392,7 @@ async def test_it_follows_the_leader_at_once_and_asks_those_that_name_each_other
     async with scaler(wanted={MODEL: assignment()}) as leader, scaler(leads=False) as other:
         other.core.leader = str(leader.endpoint)
         async with Dialler(other.endpoint, tmp_path).up() as one:
-            await until(lambda: MODEL in one.plane.told, seconds=2)
+            await until(lambda: MODEL in one.plane.received, seconds=2)
         leader.core.leads, leader.core.leader = False, str(other.endpoint)
         async with Dialler(other.endpoint, tmp_path, "act-2").up():
             await asyncio.sleep(1.0)
@@ -404,8 +404,8 @@ async def test_it_follows_the_leader_at_once_and_asks_those_that_name_each_other
             leader.core.leads, leader.core.leader, other.core.leads = False, str(other.endpoint), True
             other.core.wanted = {OTHER: assignment(OTHER)}
             leader.sessions.end()
-            await until(lambda: OTHER in one.plane.told)
-            assert one.plane.told[MODEL].mode is RouteMode.SERVE
+            await until(lambda: OTHER in one.plane.received)
+            assert one.plane.received[MODEL].mode is RouteMode.SERVE
 
 
 async def test_a_leader_that_is_not_there_is_left_for_the_service(tmp_path: Path) -> None:
@@ -418,14 +418,14 @@ async def test_a_leader_that_is_not_there_is_left_for_the_service(tmp_path: Path
             at.core.leader = leader
             await asyncio.sleep(0.05)
         at.core.leads = True
-        await until(lambda: MODEL in one.plane.told)
+        await until(lambda: MODEL in one.plane.received)
 
 
 async def test_one_that_takes_no_connection_is_given_up_before_tcp_does(tmp_path: Path) -> None:
     """As an address of a pod that is gone, to which a Service may lead for a while."""
     with socket.create_server((HERE, 0), backlog=0) as full:
-        crowd = [socket.socket() for _ in range(3)]
-        for one in crowd:
+        many = [socket.socket() for _ in range(3)]
+        for one in many:
             one.setblocking(False)
             with suppress(BlockingIOError):
                 one.connect(full.getsockname())
@@ -433,7 +433,7 @@ async def test_one_that_takes_no_connection_is_given_up_before_tcp_does(tmp_path
         async with asyncio.timeout(4):
             with pytest.raises(ScalerAway):
                 await client._connect(client._scaler)
-        for one in crowd:
+        for one in many:
             one.close()
 
 
@@ -453,8 +453,8 @@ async def test_an_activator_that_is_killed_is_out_of_the_way_at_once(tmp_path: P
     """Its port refuses. One whose stream alone breaks off keeps its place for a while."""
     listener = await asyncio.start_server(lambda reader, writer: writer.close(), HERE, 0)
     port = listener.sockets[0].getsockname()[1]
-    told = assignment(rest_port=port, grpc_port=0)
-    async with scaler(wanted={MODEL: told}) as at:
+    received = assignment(rest_port=port, grpc_port=0)
+    async with scaler(wanted={MODEL: received}) as at:
         async with connected(at) as one:
             version = one.snapshot.assignments[0].version
             await one.report(said(MODEL, version, rest_port=port))
@@ -482,5 +482,5 @@ async def test_an_assignment_that_breaks_the_plane_holds_up_no_other(tmp_path: P
             await until(lambda: one.client.is_connected)
             at.core.wanted = {MODEL: assignment(), OTHER: assignment(OTHER)}
             at.core.assign_all()
-            await until(lambda: OTHER in one.plane.told)
+            await until(lambda: OTHER in one.plane.received)
             assert one.client.is_connected

@@ -65,7 +65,7 @@ async def test_a_name_is_anybodys_and_each_pod_is_served_by_its_own_files(tmp_pa
         knows.caller = uid
         await staged(api, "net")
         assert (await outcome(api, "net")).state == pb.MODEL_STATE_READY
-    assert set(node.triton.held) == {on_server(uid, "net") for uid in ("anonymous-1", "anonymous-2")}
+    assert set(node.triton.loaded) == {on_server(uid, "net") for uid in ("anonymous-1", "anonymous-2")}
     assert [config["name"] for config in node.triton.configs] == node.triton.loads
     assert [status.model_name for status in await watched(api, "net")] == ["net"]
     assert all("-" not in message.rpartition(" ")[2] for _, message in node.events.said)

@@ -47,7 +47,7 @@ async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(t
         await api.Unload(pb.UnloadRequest(model_name="model-p1"), Context())
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
     assert list(node.repository.records()) == [on_server("p1")]
-    assert list(node.triton.held) == [on_server("p1")]
+    assert list(node.triton.loaded) == [on_server("p1")]
 
 
 async def test_a_load_asked_for_while_one_is_failing_tells_why_it_failed(

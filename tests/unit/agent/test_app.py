@@ -179,7 +179,7 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
         world.api.delete("p1")
         await until(lambda: world.state() is None)
         assert list((world.repository / "models").iterdir()) == []
-        assert world.triton.held[ON_SERVER] is IndexState.UNAVAILABLE
+        assert world.triton.loaded[ON_SERVER] is IndexState.UNAVAILABLE
     assert world.asked_triton_with == [("unix:/t/grpc:81", keys.admin)]
     (event,) = world.api.events
     assert (event["reason"], event["involvedObject"]["uid"]) == ("ModelLoaded", "p1")
@@ -195,12 +195,12 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     flags = (f"--triton-keys={world.directory}", f"--gateway-control=unix:{gateway.path}", "--gateway=h:1")
 
     def current() -> list[tuple[str, str, int]]:
-        copies = (ReplicaSpec.from_json(one) for one in gateway.copies)
-        return [(one.model, one.server_name, one.limits.container_concurrency) for one in copies]
+        replicas = (ReplicaSpec.from_json(one) for one in gateway.replicas)
+        return [(one.model, one.server_name, one.limits.container_concurrency) for one in replicas]
 
     await gateway.start()
     async with world.running(*flags), calling(world) as stub:
-        await gateway.until(lambda _: gateway.told == [{"replicas": []}])
+        await gateway.until(lambda _: gateway.received == [{"replicas": []}])
         world.api.bind(bound())
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 0)])
         await stage(stub)
@@ -208,11 +208,11 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         watch = watch_of(stub, limits=pb.ReplicaLimits(container_concurrency=2))
         ticket = (await anext(aiter(watch))).gateway.ticket
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
-        assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
+        assert ReplicaSpec.from_json(gateway.replicas[0]).ticket == ticket
         kept = world.repository / "limits.json"
         await until(lambda: kept.exists() and "p1" in kept.read_text())
         await gateway.stop()
-        gateway.told.clear()
+        gateway.received.clear()
         await gateway.start()  # the gateway has started anew
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         watch.cancel()
@@ -220,13 +220,13 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     # And so has the agent: no door has told it anything.
     async with world.running(*flags), calling(world) as stub:
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
-        assert all(line.get("replicas") for line in gateway.told)  # never none before it knows its pods
-        assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
+        assert all(line.get("replicas") for line in gateway.received)  # never none before it knows its pods
+        assert ReplicaSpec.from_json(gateway.replicas[0]).ticket == ticket
         gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
         await until(lambda: "TritonDied" in [event["reason"] for event in world.api.events])
         await until(lambda: world.state() is ModelState.READY)
         world.api.delete("p1")  # without a word of its own
-        await until(lambda: world.triton.held[ON_SERVER] is not IndexState.READY)
+        await until(lambda: world.triton.loaded[ON_SERVER] is not IndexState.READY)
         assert gateway.wishes == ["p1"]
         await gateway.until(lambda _: current() == [])
     await gateway.stop()
@@ -450,7 +450,7 @@ async def test_an_agent_that_ends_before_it_knows_its_pods_takes_no_model_away(
     monkeypatch.setattr(agent.app, "serve", serve)
     async with world.running():
         await until_asked(world, "/livez", (200, "ok\n"))
-    assert world.triton.held == {ON_SERVER: IndexState.READY}
+    assert world.triton.loaded == {ON_SERVER: IndexState.READY}
     assert [entry.name for entry in (world.repository / "models").iterdir()] == [ON_SERVER]
 
 
@@ -554,19 +554,19 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 @pytest.mark.parametrize(("auth", "told"), [("none", True), ("token", False)])
 async def test_who_calls_is_believed_only_if_that_is_asked_for(
-    world: World, caplog: pytest.LogCaptureFixture, auth: str, told: bool
+    world: World, caplog: pytest.LogCaptureFixture, auth: str, received: bool
 ) -> None:
     world.api.bind(bound())
     async with world.running(f"--auth={auth}"), calling(world) as stub:
         call = stub.ListModels(
             pb.ListModelsRequest(), metadata=(("berth-pod", "team/p1/p1"),), wait_for_ready=True
         )
-        if told:
+        if received:
             assert [model.model_name for model in (await call).models] == [NAME]
         else:
             with pytest.raises(grpc.aio.AioRpcError, match="Bearer"):
                 await call
-    assert ("--auth none" in caplog.text) is told
+    assert ("--auth none" in caplog.text) is received
 
 
 async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then(world: World) -> None:

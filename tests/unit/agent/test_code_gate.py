@@ -128,13 +128,13 @@ async def test_a_place_is_free_for_another_namespace_once_the_model_is_gone(tmp_
 
 def test_beside_what_is_nobodys_nothing_begins() -> None:
     gate = CodeGate(CodeRule.NAMESPACE)
-    gate.note_unowned(held=True)
+    gate.note_unowned(loaded=True)
     for has_code in (True, False):
         assert not taken(gate, "1", "a", has_code=has_code)
-    gate.note_unowned(held=False)
+    gate.note_unowned(loaded=False)
     assert taken(gate, "1", "a", has_code=True)
     without_walls = CodeGate(CodeRule.ANY)
-    without_walls.note_unowned(held=True)
+    without_walls.note_unowned(loaded=True)
     assert taken(without_walls, "1", "a", has_code=True)
 
 
@@ -142,7 +142,7 @@ async def test_a_model_without_a_record_counts_until_triton_is_rid_of_it(tmp_pat
     node = Node(tmp_path)
     stranger = ServerName("stranger")
     node.repository.show(stranger)
-    node.triton.held[stranger] = IndexState.READY
+    node.triton.loaded[stranger] = IndexState.READY
     model = await node.stage("a", files=CODE, namespace="ns-a")
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.CAPACITY)
@@ -188,7 +188,7 @@ async def test_code_that_triton_is_found_to_serve_keeps_other_namespaces_away(tm
     node = Node(tmp_path)
     one = await node.stage("a", files=CODE, namespace="ns-a")
     assert one.server_name is not None
-    node.triton.held[one.server_name] = IndexState.READY
+    node.triton.loaded[one.server_name] = IndexState.READY
     await node.lifecycle.start_load(one)
     two = await node.stage("b", files=CODE, namespace="ns-b", on="GPU-b")
     await node.lifecycle.start_load(two)

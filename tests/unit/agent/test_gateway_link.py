@@ -19,7 +19,7 @@ from tests.fakes.gateway_control import FakeGateway
 A, B = PodUid("a"), PodUid("b")
 
 
-def copy(uid: str, **more: str) -> ReplicaSpec:
+def replica(uid: str, **more: str) -> ReplicaSpec:
     made = ReplicaSpec(
         ticket=ticket_of(b"secret", uid),
         namespace="team",
@@ -36,20 +36,20 @@ class Side:
 
     def __init__(self, directory: Path) -> None:
         self.gateway = FakeGateway(directory / "control")
-        self.copies = [copy("a"), copy("b")]
+        self.replicas = [replica("a"), replica("b")]
         self.deaths: list[list[PodUid]] = []
         self.link = GatewayLink(
             UnixSocket(str(self.gateway.path)),
-            self.told,
+            self.listed,
             lambda uids: self.deaths.append(list(uids)),
             drain_seconds=0.1,
         )
 
-    def told(self, but: Collection[PodUid]) -> tuple[ReplicaSpec, ...]:
-        return tuple(one for one in self.copies if one.pod_uid not in but)
+    def listed(self, but: Collection[PodUid]) -> tuple[ReplicaSpec, ...]:
+        return tuple(one for one in self.replicas if one.pod_uid not in but)
 
     def uids(self) -> list[str]:
-        return [one["podUid"] for one in self.gateway.copies]
+        return [one["podUid"] for one in self.gateway.replicas]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Side"]:
@@ -73,15 +73,15 @@ def side(monkeypatch: pytest.MonkeyPatch) -> Side:
 async def test_all_copies_are_told_at_once_and_at_each_change_and_not_without_one(side: Side) -> None:
     await side.gateway.start()
     async with side.running():
-        await side.gateway.until(lambda gateway: len(gateway.told) == 1)
-        assert [ReplicaSpec.from_json(one) for one in side.gateway.copies] == side.copies
+        await side.gateway.until(lambda gateway: len(gateway.received) == 1)
+        assert [ReplicaSpec.from_json(one) for one in side.gateway.replicas] == side.replicas
         side.link.wake.set()
         await asyncio.sleep(0.02)
-        assert len(side.gateway.told) == 1
-        side.copies = [copy("a", withheld="GPU 0 has fallen off")]
+        assert len(side.gateway.received) == 1
+        side.replicas = [replica("a", withheld="GPU 0 has fallen off")]
         side.link.wake.set()
-        await side.gateway.until(lambda gateway: len(gateway.told) == 2)
-        assert [ReplicaSpec.from_json(one) for one in side.gateway.copies] == side.copies
+        await side.gateway.until(lambda gateway: len(gateway.received) == 2)
+        assert [ReplicaSpec.from_json(one) for one in side.gateway.replicas] == side.replicas
 
 
 async def test_a_gateway_that_starts_again_gets_all_again(side: Side) -> None:
@@ -91,7 +91,7 @@ async def test_a_gateway_that_starts_again_gets_all_again(side: Side) -> None:
         await side.gateway.until(lambda gateway: side.uids() == ["a", "b"])
         for _ in range(3):
             await side.gateway.stop()
-            side.gateway.told.clear()
+            side.gateway.received.clear()
             await side.gateway.start()
             await side.gateway.until(lambda gateway: side.uids() == ["a", "b"])
     assert side.gateway.connections == 4
@@ -138,7 +138,7 @@ async def test_of_a_gateway_that_is_away_there_is_nothing_to_drain(side: Side) -
         await side.link.drain(PodUid("nobody"))
     side.gateway.drains = False
     await side.gateway.start()
-    side.link = GatewayLink(UnixSocket(str(side.gateway.path)), side.told, lambda _: None, drain_seconds=60)
+    side.link = GatewayLink(UnixSocket(str(side.gateway.path)), side.listed, lambda _: None, drain_seconds=60)
     async with side.running():
         await side.gateway.until(lambda gateway: "a" in side.uids())
         drain = asyncio.create_task(side.link.drain(A))
@@ -147,7 +147,7 @@ async def test_of_a_gateway_that_is_away_there_is_nothing_to_drain(side: Side) -
         async with asyncio.timeout(2):
             await drain
         await side.gateway.start()
-        side.gateway.told.clear()
+        side.gateway.received.clear()
         await side.gateway.until(lambda gateway: side.uids() == ["b"])
         assert side.gateway.wishes == []
 
@@ -162,7 +162,7 @@ async def test_what_the_gateway_is_told_no_more_is_drained_and_each_wish_is_said
         side.link.wake.set()
         await asyncio.sleep(0.02)
         assert side.gateway.wishes == ["a"]
-        side.copies = [copy("b")]  # its pod has gone, and what Triton had of it
+        side.replicas = [replica("b")]  # its pod has gone, and what Triton had of it
         side.link.wake.set()
         async with asyncio.timeout(1):
             await drain
@@ -199,7 +199,7 @@ async def test_a_line_without_an_end_and_one_who_does_not_read_are_given_up(
         await side.gateway.until(lambda gateway: gateway.connections == 2)
     deaf = await asyncio.start_unix_server(lambda r, w: accepted.append(w), side.gateway.path)
     accepted: list[asyncio.StreamWriter] = []
-    side.copies = [copy(f"p{n}", withheld="x" * 500) for n in range(4000)]
+    side.replicas = [replica(f"p{n}", withheld="x" * 500) for n in range(4000)]
     async with side.running():
         async with asyncio.timeout(5):
             while len(accepted) < 3:

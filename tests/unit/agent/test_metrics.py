@@ -34,9 +34,9 @@ def test_a_gpus_series_follow_the_report(seen: Seen) -> None:
     )
     a = gpu("GPU-a", total=16 * GIB, other_use_bytes=GIB, headroom_bytes=GIB)
     seen.metrics.reported(report(a, gpu("GPU-b", index=1, total=8 * GIB), models=models))
-    for uuid, total, foreign, free in (("GPU-a", 16, 1, 8), ("GPU-b", 8, 0, 7)):
+    for uuid, total, other_use, free in (("GPU-a", 16, 1, 8), ("GPU-b", 8, 0, 7)):
         assert seen.value("gpu_total_bytes", gpu=uuid) == total * GIB
-        assert seen.value("gpu_other_use_bytes", gpu=uuid) == foreign * GIB
+        assert seen.value("gpu_other_use_bytes", gpu=uuid) == other_use * GIB
         assert seen.value("gpu_free_bytes", gpu=uuid) == free * GIB
         assert seen.value("gpu_healthy", gpu=uuid) == 1
 

@@ -97,19 +97,19 @@ async def test_a_mock_gpu_gives_no_more_than_it_has_and_only_to_its_own(tmp_path
 
 
 async def test_mock_gpus_follow_the_file_and_what_triton_holds(tmp_path: Path) -> None:
-    path, held = (
+    path, loaded = (
         tmp_path / "gpus.yaml",
         [Resident(ModelName("resnet"), A, 5), Resident(ModelName("x"), A, 2 * GIB)],
     )
     path.write_text(SCENARIO)
-    mock = MockGpus(path, lambda: held)
+    mock = MockGpus(path, lambda: loaded)
     a, b, c, d = await mock.read()
     assert (a.total_bytes, a.used_bytes, a.utilization, a.healthy) == (24 * GIB, 13 * GIB, 0.25, True)
     assert (b.healthy, b.reason, b.used_bytes) == (False, "ECC", 0)
     assert (c.healthy, c.total_bytes, c.used_bytes) == (False, None, None)
     assert (d.healthy, d.reason) == (False, "MIGEnabled")
     assert cuda_ordinals([a, b, c, d]) == {"GPU-a": 0, "GPU-b": 1}
-    held.clear()
+    loaded.clear()
     path.write_text(SCENARIO.replace("other_use: 1Gi", "other_use: 3Gi"))
     assert (await mock.read())[0].used_bytes == 3 * GIB
 

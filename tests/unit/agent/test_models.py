@@ -110,28 +110,28 @@ def test_a_pod_that_was_seen_first_takes_its_record() -> None:
 def test_who_is_told_of_what() -> None:
     models = Models()
 
-    def is_told(act: Any) -> bool:
+    def is_notified(act: Any) -> bool:
         change = models.next_change()
         act()
         return change.is_set()
 
-    assert is_told(lambda: models.see_pod(seen("p1")))
-    assert not is_told(lambda: models.see_pod(seen("p1")))
+    assert is_notified(lambda: models.see_pod(seen("p1")))
+    assert not is_notified(lambda: models.see_pod(seen("p1")))
     model = of(models, "p1")
     ending = replace(seen("p1"), deleting=True)
-    assert is_told(lambda: models.see_pod(ending))
+    assert is_notified(lambda: models.see_pod(ending))
     assert (model.pod_lives, model.is_wanted) == (True, False)
-    assert is_told(lambda: models.see_pod(replace(ending, ended=True)))
+    assert is_notified(lambda: models.see_pod(replace(ending, ended=True)))
     assert not model.pod_lives
-    assert is_told(lambda: models.set(model, ModelState.FAILED, "why"))
-    assert not is_told(lambda: models.set(model, ModelState.FAILED, "why"))
-    assert is_told(lambda: models.set(model, ModelState.FAILED, "another"))
-    assert is_told(lambda: models.set(model, ModelState.FAILED, "another", failure=Failure.CAPACITY))
-    assert not is_told(lambda: models.lose_pod(PodUid("p1")))  # which was known
-    assert not is_told(lambda: models.lose_pod(PodUid("nobody")))
-    assert is_told(lambda: models.drop(model))
-    assert not is_told(lambda: models.drop(model))
-    assert is_told(lambda: models.adopt(record("p2")))
+    assert is_notified(lambda: models.set(model, ModelState.FAILED, "why"))
+    assert not is_notified(lambda: models.set(model, ModelState.FAILED, "why"))
+    assert is_notified(lambda: models.set(model, ModelState.FAILED, "another"))
+    assert is_notified(lambda: models.set(model, ModelState.FAILED, "another", failure=Failure.CAPACITY))
+    assert not is_notified(lambda: models.lose_pod(PodUid("p1")))  # which was known
+    assert not is_notified(lambda: models.lose_pod(PodUid("nobody")))
+    assert is_notified(lambda: models.drop(model))
+    assert not is_notified(lambda: models.drop(model))
+    assert is_notified(lambda: models.adopt(record("p2")))
     models.see_pod(anonymous("p3"))
     assert is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))
     assert not is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))

@@ -41,7 +41,7 @@ class Table:
         return model
 
     def withheld(self) -> dict[str, str | None]:
-        return {copy.pod_uid: copy.withheld for copy in self.replicas.current()}
+        return {replica.pod_uid: replica.withheld for replica in self.replicas.current()}
 
 
 def test_each_pods_model_is_told_under_both_its_names() -> None:
@@ -67,10 +67,10 @@ def test_each_pods_model_is_told_under_both_its_names() -> None:
 def test_what_is_loaded_is_told_so_that_triton_is_asked_at_once(state: ModelState, loaded: bool) -> None:
     table = Table()
     table.see("p1", state)
-    (copy,) = table.replicas.current()
-    assert copy.loaded is loaded
-    assert ReplicaSpec.from_json(copy.to_json()) == copy
-    told = copy.to_json()
+    (replica,) = table.replicas.current()
+    assert replica.loaded is loaded
+    assert ReplicaSpec.from_json(replica.to_json()) == replica
+    told = replica.to_json()
     del told["loaded"]  # as an older agent
     assert ReplicaSpec.from_json(told).loaded is False
 
@@ -81,7 +81,7 @@ def test_a_copy_goes_with_its_pod_and_what_triton_holds_of_it_is_nobodys_to_use(
         table.models.set_resident(table.see(uid), True)
     table.models.lose_pod(PodUid("p1"))
     assert table.withheld() == {"p1": "the model's pod has ended", "p2": None}
-    assert [copy.pod_uid for copy in table.replicas.current([PodUid("p1")])] == [
+    assert [replica.pod_uid for replica in table.replicas.current([PodUid("p1")])] == [
         "p2"
     ]  # as soon as it is drained
     gone = table.models.get(PodUid("p1"))

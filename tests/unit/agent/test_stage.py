@@ -86,7 +86,7 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
     record = node.repository.record(on_server("anonymous-2", "mine"))
     assert record is not None
     assert record.pod.uid == "anonymous-2"
-    assert node.triton.held[on_server("anonymous-2", "mine")] is IndexState.READY
+    assert node.triton.loaded[on_server("anonymous-2", "mine")] is IndexState.READY
     assert list((tmp_path / "staging").iterdir()) == []
 
 

@@ -63,12 +63,12 @@ async def test_pods_that_wait_while_all_figures_change_are_reported_of_once() ->
     chance = random.Random(1)
     async with Bench() as bench:
         for i in range(NODES):
-            bench.node(f"n{i}", 80, foreign=75 * 2**30)
+            bench.node(f"n{i}", 80, other_use=75 * 2**30)
         for i in range(PODS):
             bench.add(f"p{i}", mem=f"{10 * 1024 + i}Mi")
         for _ in range(300):
             name = f"n{chance.randrange(NODES)}"
-            bench.node(name, 80, foreign=chance.randrange(72 * 2**30, 79 * 2**30, 2**26))
+            bench.node(name, 80, other_use=chance.randrange(72 * 2**30, 79 * 2**30, 2**26))
             await bench.step(20, seconds=0.05)
         assert len([1 for _, reason, _ in bench.events.said if reason == "FailedScheduling"]) == PODS
 

@@ -116,7 +116,7 @@ def _gated(bench: Bench, number: int) -> None:
 
 
 def _on_a_stale_node(bench: Bench, number: int) -> None:
-    bench.node("stale", 80, 80, beats=False, foreign=number)
+    bench.node("stale", 80, 80, beats=False, other_use=number)
     bench.add(f"b{number}", priority=50, nodeSelector={_HOST: "stale"})
 
 
@@ -143,7 +143,7 @@ def _news(bench: Bench, number: int, chance: random.Random) -> None:
     claims, budgets and namespaces are written, pods of others are bound and labelled."""
     name = f"n{chance.randrange(NODES)}"
     labels = {"kubernetes.io/os": "linux"}
-    bench.node(name, 80, 80, foreign=chance.randrange(1, 2**30), labels=labels)
+    bench.node(name, 80, 80, other_use=chance.randrange(1, 2**30), labels=labels)
     match number % 5:
         case 0:
             claim = {

@@ -36,7 +36,7 @@ class Plague(Bench):
         self.tell("nodes", one)
         self.scheduler.cluster.decider.table.beat(NodeName(name), 1e9)
 
-    def copy(
+    def replica(
         self, uid: str, *, owner: str = "rs-1", on: str | None = None, labels: Json | None = None
     ) -> Json:
         one = made(uid, owner=owner, on=on)
@@ -45,7 +45,7 @@ class Plague(Bench):
         self.tell("pods", one)
         return one
 
-    async def told(self, uid: str) -> str:
+    async def outcome(self, uid: str) -> str:
         await self.step(4, seconds=1)
         said = [message for name, reason, message in self.events.said if name == uid]
         return "placed" if self.is_placed(uid) else said[-1] if said else ""
@@ -65,20 +65,20 @@ def row(uid: str, on: str = "n1", *, bad: bool = True, state: ModelState = Model
 
 async def test_no_other_copy_is_placed_and_another_template_is() -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
         bench.says("n2")
-        bench.copy("p2")
-        bench.copy("p3", owner="rs-2")
+        bench.replica("p2")
+        bench.replica("p3", owner="rs-2")
         assert (
             "0/2 nodes: ModelQuarantined: the files of this pod took Triton down on node n1"
-            in await bench.told("p2")
+            in await bench.outcome("p2")
         )
-        assert await bench.told("p3") == "placed"
+        assert await bench.outcome("p3") == "placed"
         bench.gone("p1")  # the row goes with the pod; the files are as bad as before
         bench.says("n1")
-        bench.copy("p4")
-        assert "ModelQuarantined" in await bench.told("p4")
+        bench.replica("p4")
+        assert "ModelQuarantined" in await bench.outcome("p4")
 
 
 def of(
@@ -109,16 +109,16 @@ async def test_no_pod_of_the_same_model_id_is_placed_whoever_made_it(first: str,
         bench.says("n1", bad("p1"))
         bench.says("n2")
         of(bench, "p2", second)
-        assert "took Triton down on node n1; none is placed until" in await bench.told("p2")
+        assert "took Triton down on node n1; none is placed until" in await bench.outcome("p2")
         of(bench, "p3", second, id="another")
-        assert await bench.told("p3") == "placed"
+        assert await bench.outcome("p3") == "placed"
         bench.gone("p1")
         bench.says("n1")
         of(bench, "p4", second)
-        assert "ModelQuarantined" in await bench.told("p4")
+        assert "ModelQuarantined" in await bench.outcome("p4")
         await bench.grow_patient()
         bench.says("n1", lifted="all")
-        assert await bench.told("p2") == "placed"
+        assert await bench.outcome("p2") == "placed"
 
 
 async def test_no_other_namespace_hears_of_it() -> None:
@@ -127,7 +127,7 @@ async def test_no_other_namespace_hears_of_it() -> None:
         bench.says("n1", replace(bad("p1"), namespace="victim"))  # whatever a report says
         bench.says("n2")
         of(bench, "p2", "", ns="victim")
-        assert await bench.told("p2") == "placed"
+        assert await bench.outcome("p2") == "placed"
 
 
 @pytest.mark.parametrize(("first", "second"), [("web/v1", "web/v2"), ("web-v1/v1", "web-v1/v2")])
@@ -139,7 +139,7 @@ async def test_another_template_of_the_same_controller_is_a_model_that_was_mende
         bench.says("n1", bad("p1"))
         bench.says("n2")
         of(bench, "p2", second)
-        assert await bench.told("p2") == "placed"
+        assert await bench.outcome("p2") == "placed"
 
 
 async def test_what_two_brought_down_is_known_of_each() -> None:
@@ -150,7 +150,7 @@ async def test_what_two_brought_down_is_known_of_each() -> None:
         bench.says("n1", bad("p1"))
         bench.says("n2", replace(bad("p2"), gpu=GpuUuid("n2-0")))
         of(bench, "p3", "green/v1")
-        assert "on node n1" in await bench.told("p3")
+        assert "on node n1" in await bench.outcome("p3")
         await bench.grow_patient()
         bench.gone("p1")
         bench.says("n1", lifted="all")
@@ -160,7 +160,7 @@ async def test_what_two_brought_down_is_known_of_each() -> None:
         await bench.grow_patient()
         bench.gone("p2")
         bench.says("n2", lifted="all")
-        assert await bench.told("p3") == "placed"
+        assert await bench.outcome("p3") == "placed"
         assert len(bench.scheduler.cluster.facts.quarantines._of_model) == 0
 
 
@@ -171,7 +171,7 @@ async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
         bench.says("n1", replace(bad("p1"), model_id=None, namespace=""))
         bench.says("n2")
         of(bench, "p2", "")
-        assert "ModelQuarantined" in await bench.told("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
 
 
 async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
@@ -196,48 +196,48 @@ async def test_the_report_may_come_before_the_pod() -> None:
     async with Plague() as bench:
         bench.says("n2")
         bench.says("n1", row("p1"))
-        bench.copy("p1", on="n1")
-        bench.copy("p2")
-        assert "ModelQuarantined" in await bench.told("p2")
+        bench.replica("p1", on="n1")
+        bench.replica("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
 
 
 async def test_it_ends_by_itself_after_a_day_where_nobody_tells_of_it_any_more() -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
-        bench.copy("p2")
-        assert "until 2026-01-02T00:00:00Z" in await bench.told("p2")
+        bench.replica("p2")
+        assert "until 2026-01-02T00:00:00Z" in await bench.outcome("p2")
         await bench.grow_patient()
         bench.says("n1", row("p1"), lifted="")  # told again: it is not another one
         bench.gone("p1")
         bench.says("n1")
         bench.now = bench.began + QUARANTINE_SECONDS - 20
-        assert "ModelQuarantined" in await bench.told("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
         bench.now = bench.began + QUARANTINE_SECONDS
-        assert await bench.told("p2") == "placed"
+        assert await bench.outcome("p2") == "placed"
 
 
 async def test_it_stands_as_long_as_a_node_says_so() -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
         bench.says("n2")
-        bench.copy("p2")
+        bench.replica("p2")
         bench.now = bench.began + 2 * QUARANTINE_SECONDS
-        assert "ModelQuarantined" in await bench.told("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
 
 
 @pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.READY])
 async def test_a_quarantine_that_is_lifted_lets_the_others_in(state: ModelState) -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
         bench.says("n2")
-        bench.copy("p2")
-        assert "ModelQuarantined" in await bench.told("p2")
+        bench.replica("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
         await bench.grow_patient()
         bench.says("n1", row("p1", bad=False, state=state))
-        assert await bench.told("p2") == "placed"
+        assert await bench.outcome("p2") == "placed"
 
 
 @pytest.mark.parametrize(
@@ -252,27 +252,27 @@ async def test_a_quarantine_that_is_lifted_lets_the_others_in(state: ModelState)
 async def test_an_agent_that_starts_anew_lifts_nothing(state: ModelState, failure: Failure | None) -> None:
     """It lists the files that it finds before it has come to what it knows of them."""
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
         bench.says("n2")
-        bench.copy("p2")
-        assert "ModelQuarantined" in await bench.told("p2")
+        bench.replica("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
         await bench.grow_patient()
         bench.says("n1", replace(row("p1", bad=False, state=state), failure=failure))
-        assert "ModelQuarantined" in await bench.told("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
 
 
 async def test_a_reason_that_a_report_has_no_room_for_is_known_from_before() -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
         bench.says("n1", replace(row("p1"), reason=""))
         bench.gone("p1")
-        bench.copy("p2")
-        assert "ModelQuarantined" in await bench.told("p2")
+        bench.replica("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
         await bench.grow_patient()
         bench.says("n1", lifted=DIGEST)
-        assert await bench.told("p2") == "placed"
+        assert await bench.outcome("p2") == "placed"
 
 
 @pytest.mark.parametrize(
@@ -287,35 +287,35 @@ async def test_a_reason_that_a_report_has_no_room_for_is_known_from_before() -> 
 )
 async def test_an_operator_can_lift_what_no_pod_tells_of_any_more(annotation: str, ends: bool) -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
-        bench.copy("p2")
+        bench.replica("p2")
         bench.gone("p1")
         bench.says("n1")
-        assert "ModelQuarantined" in await bench.told("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
         await bench.grow_patient()
         bench.says("n1", lifted=annotation)
-        assert (await bench.told("p2") == "placed") is ends
+        assert (await bench.outcome("p2") == "placed") is ends
 
 
 async def test_a_word_that_stood_there_before_lifts_nothing_later() -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"), lifted="all")
-        bench.copy("p2")
+        bench.replica("p2")
         bench.gone("p1")
         bench.says("n1", lifted="all")
-        assert "ModelQuarantined" in await bench.told("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
 
 
 async def test_a_node_that_is_gone_lifts_nothing() -> None:
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
         bench.says("n2")
         bench.tell("nodes", node("n1"), ChangeKind.GONE)
-        bench.copy("p2")
-        assert "ModelQuarantined" in await bench.told("p2")
+        bench.replica("p2")
+        assert "ModelQuarantined" in await bench.outcome("p2")
 
 
 def waiting(uid: str, message: str) -> Json:
@@ -329,19 +329,19 @@ def waiting(uid: str, message: str) -> Json:
 
 async def test_a_binder_that_starts_anew_knows_it_from_the_pods_that_wait() -> None:
     async with Plague() as before:
-        before.copy("p1", on="n1")
+        before.replica("p1", on="n1")
         before.says("n1", row("p1"))
-        before.copy("p2")
-        message = await before.told("p2")
+        before.replica("p2")
+        message = await before.outcome("p2")
     async with Plague() as bench:
         bench.says("n1")
         bench.says("n2")
         bench.api.pods["p2"] = waiting("p2", message)
         bench.tell("pods", bench.api.pods["p2"])
-        bench.copy("p3")
-        assert "ModelQuarantined" in await bench.told("p3")
+        bench.replica("p3")
+        assert "ModelQuarantined" in await bench.outcome("p3")
         bench.now = bench.began + QUARANTINE_SECONDS + 1
-        assert await bench.told("p3") == "placed"
+        assert await bench.outcome("p3") == "placed"
 
 
 @pytest.mark.parametrize(
@@ -356,17 +356,17 @@ async def test_what_was_said_before_is_checked_with_the_node(
     last: Callable[[], ModelReport], ends: bool
 ) -> None:
     async with Plague() as before:
-        before.copy("p1", on="n1")
+        before.replica("p1", on="n1")
         before.says("n1", row("p1"))
-        before.copy("p2")
-        message = await before.told("p2")
+        before.replica("p2")
+        message = await before.outcome("p2")
     async with Plague() as bench:
         bench.says("n1", last())
         bench.says("n2")
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.api.pods["p2"] = waiting("p2", message)
         bench.tell("pods", bench.api.pods["p2"])
-        assert (await bench.told("p2") == "placed") is ends
+        assert (await bench.outcome("p2") == "placed") is ends
 
 
 @pytest.mark.parametrize(
@@ -406,16 +406,16 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_condition_of_what_has_been_lifted_brings_nothing_back() -> None:
     """Many pods wait, and each one's condition says so until its own turn comes."""
     async with Plague() as bench:
-        bench.copy("p1", on="n1")
+        bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
-        bench.copy("p2")
-        message = await bench.told("p2")
+        bench.replica("p2")
+        message = await bench.outcome("p2")
         bench.gone("p1")
         bench.says("n1", lifted="all")
         bench.says("n1")
         bench.tell("pods", waiting("p3", message))
         assert bench.scheduler.cluster.facts.quarantines.because(("team", "rs-1", "rs-1")) == ""
-        bench.copy("p4", on="n1")
+        bench.replica("p4", on="n1")
         bench.now += 60
         bench.says("n1", row("p4"))  # it is another one, and is told as well
         assert bench.scheduler.cluster.facts.quarantines.because(("team", "rs-1", "rs-1"))

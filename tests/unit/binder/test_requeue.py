@@ -167,14 +167,14 @@ async def test_a_stale_model_that_is_settled() -> None:
 
 async def test_foreign_memory_that_falls_and_not_one_that_grows() -> None:
     async with Bench() as bench:
-        bench.node("n1", 16, foreign=8 * GIB)
+        bench.node("n1", 16, other_use=8 * GIB)
         bench.add("p", mem="10Gi")
         await soon(bench, "p")
         tried = len(bench.events.said)
-        bench.node("n1", 16, foreign=9 * GIB)
+        bench.node("n1", 16, other_use=9 * GIB)
         await bench.step(20, seconds=1.0)
         assert len(bench.events.said) == tried
-        bench.node("n1", 16, foreign=6 * GIB)
+        bench.node("n1", 16, other_use=6 * GIB)
         await bench.step(2, seconds=1.0)
         assert bench.is_placed("p")
 

@@ -128,10 +128,10 @@ def test_a_pod_whose_place_is_being_made_takes_no_second_one() -> None:
 def test_what_is_reserved_and_does_not_count_for_a_pod_does_not_count_for_a_copy() -> None:
     cluster, place = cluster_with({"n1": [16]}), GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
     cluster.state.nominate(parse_demand(pod("p", mem="12Gi"), KEYS), NodeName("n1"), place)
-    for aside, copies in (([], 1), ([PodUid("p")], 4)):
+    for aside, replicas in (([], 1), ([PodUid("p")], 4)):
         answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _, aside=aside: aside)
         answer = finish(answers.answer(SchedulableRequest(models=(model("a", 9),))))
-        assert [one.now for one in answer.models.values()] == [copies]
+        assert [one.now for one in answer.models.values()] == [replicas]
 
 
 def test_a_models_own_waiting_pods_are_among_those_that_it_asks_for() -> None:
@@ -571,9 +571,9 @@ async def test_what_is_promised_is_placed_and_one_more_is_not(seed: int, strateg
     answer = finish(answers.answer(SchedulableRequest(models=tuple(world.models))))
     found = {key.name: one for key, one in answer.models.items()}
     await world.settle()  # those who waited
-    copies = [(one, world.copy(one)) for one in in_order(world.models, found)]
+    replicas = [(one, world.copy(one)) for one in in_order(world.models, found)]
     await world.settle()
-    assert [one.model.name for one, uid in copies if not world.places(uid)] == []
+    assert [one.model.name for one, uid in replicas if not world.places(uid)] == []
     for one in world.models:
         told = found[one.model.name]
         assert bool(told.reason) == (told.now < one.desired), told

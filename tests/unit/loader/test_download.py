@@ -292,7 +292,7 @@ async def test_a_part_that_is_not_the_rest_of_this_file_is_not_glued_to_it(
 async def test_a_part_that_nobody_asked_for_is_refused(server: Server, tmp_path: Path, start: int) -> None:
     """node D7."""
     server.script = [rest(start)]
-    with pytest.raises(Failed, match=r"the server answered 206 .*, a part that was not asked for"):
+    with pytest.raises(Failed, match=r"the server answered 206 .*, a part that was not requested"):
         await download(server, tmp_path / "f")
 
 

@@ -93,8 +93,8 @@ CASES: dict[str, tuple[Spec, State, int, tuple[int, bool]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_steps(name: str) -> None:
-    of, now, desired, (copies, write) = CASES[name]
-    assert step(of, now, desired, NOW * SECOND) == Step(copies, write)
+    of, now, desired, (replicas, write) = CASES[name]
+    assert step(of, now, desired, NOW * SECOND) == Step(replicas, write)
 
 
 @pytest.mark.parametrize(

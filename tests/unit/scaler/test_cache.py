@@ -105,7 +105,7 @@ def test_classes(kind: str, is_kind: Kind) -> None:
 
 
 def test_the_template_counts_before_the_deployment() -> None:
-    told = cache()
+    cached = cache()
     own = {
         GROUP + "max-scale": "3",
         GROUP + "minScale": "1",
@@ -113,8 +113,8 @@ def test_the_template_counts_before_the_deployment() -> None:
         OWN + "hold-bytes": "1Ki",
     }
     template = {GROUP + "maxScale": "7", OWN + "hold-requests": "6", OWN + "hold-timeout": "90"}
-    told.observe_deployment(deployment(own, template))
-    found = told.deployments[KEY]
+    cached.observe_deployment(deployment(own, template))
+    found = cached.deployments[KEY]
     assert (found.spec.bounds.max_scale, found.spec.bounds.min_scale) == (7, 1)
     limits = found.options.limits
     assert (limits.requests, limits.bytes, limits.seconds) == (6, 1024, 90.0)
@@ -180,20 +180,20 @@ def test_what_does_not_go_is_named_once_and_the_last_good_reading_stays(name: st
         {GROUP + "max-scale": "4", name: text}, spec={"containers": [{"args": ["proxy", "--model=x"]}]}
     )
     for replicas in (1, 2, 3):
-        told.observe_deployment({**bad, "spec": {**bad["spec"], "replicas": replicas}})
-    (complaint,) = told.problems()
+        cached.observe_deployment({**bad, "spec": {**bad["spec"], "replicas": replicas}})
+    (complaint,) = cached.problems()
     assert name in complaint.text
-    assert told.refused(KEY) == complaint.text
-    assert told.problems() == []
-    kept = told.deployments[KEY]
+    assert cached.refused(KEY) == complaint.text
+    assert cached.problems() == []
+    kept = cached.deployments[KEY]
     assert (kept.spec.bounds.max_scale, kept.replicas) == (3, 3)
     assert kept.template == bad["spec"]["template"]
     text = template_text(bad["spec"]["template"])
     assert (kept.template_hash, kept.template_bytes) == (text_hash(text), len(text))
-    told.observe_deployment(deployment({GROUP + "max-scale": "6", name: text_of(bad, name)}))
-    assert told.problems() == [], "it was named, and what else has changed is no news of it"
-    told.observe_deployment(deployment({GROUP + "max-scale": "5"}))
-    assert (told.deployments[KEY].spec.bounds.max_scale, told.refused(KEY)) == (5, "")
+    cached.observe_deployment(deployment({GROUP + "max-scale": "6", name: text_of(bad, name)}))
+    assert cached.problems() == [], "it was named, and what else has changed is no news of it"
+    cached.observe_deployment(deployment({GROUP + "max-scale": "5"}))
+    assert (cached.deployments[KEY].spec.bounds.max_scale, cached.refused(KEY)) == (5, "")
 
 
 def text_of(item: dict[str, Any], name: str) -> str:
@@ -203,14 +203,14 @@ def text_of(item: dict[str, Any], name: str) -> str:
 
 def test_who_writes_nonsense_again_and_again_is_told_of_the_last() -> None:
     """However often between two steps; of a standby, which tells nobody, it makes nothing grow."""
-    told = cache()
+    cached = cache()
     for number in range(50):
-        told.observe_deployment(deployment({GROUP + "target": f"bad{number}"}))
-    (complaint,) = told.problems()
+        cached.observe_deployment(deployment({GROUP + "target": f"bad{number}"}))
+    (complaint,) = cached.problems()
     assert "bad49" in complaint.text
-    told.observe_deployment(deployment({GROUP + "target": "bad"}))
-    told.deployment_gone(deployment())
-    assert told.problems() == []
+    cached.observe_deployment(deployment({GROUP + "target": "bad"}))
+    cached.deployment_gone(deployment())
+    assert cached.problems() == []
 
 
 def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them() -> None:
@@ -219,9 +219,9 @@ def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them
     told = cache(deployment(bad))
     found = told.deployments[KEY]
     assert (found.kind, found.spec.bounds.max_scale, found.options.limits.requests) == (Kind.HPA, 3, 7)
-    assert (told.last_valid_of(KEY), len(told.problems())) == (good, 1)
-    told.observe_deployment(deployment({**bad, GROUP + "max-scale": "4"}))
-    assert (told.deployments[KEY].spec.bounds.max_scale, told.last_valid_of(KEY)) == (4, {})
+    assert (cached.last_valid_of(KEY), len(cached.problems())) == (good, 1)
+    cached.observe_deployment(deployment({**bad, GROUP + "max-scale": "4"}))
+    assert (cached.deployments[KEY].spec.bounds.max_scale, cached.last_valid_of(KEY)) == (4, {})
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_what_anybody_may_have_written_as_good_is_read_as_any_other(good: dict[s
 
 
 def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_named() -> None:
-    told, args = cache(), {"containers": [{"args": ["proxy", "--model=x", "--container-concurrency=4"]}]}
+    cached, args = cache(), {"containers": [{"args": ["proxy", "--model=x", "--container-concurrency=4"]}]}
     for given, metric, total in (({}, "concurrency", 4.0), ({GROUP + "metric": "rps"}, "rps", 200.0)):
-        told.observe_deployment(deployment(given, kind="keda", spec=args))
-        spec = told.deployments[KEY].spec
+        cached.observe_deployment(deployment(given, kind="keda", spec=args))
+        spec = cached.deployments[KEY].spec
         assert (spec.metric, spec.total) == (metric, total)
 
 
@@ -361,13 +361,13 @@ def test_what_is_not_berths_proxy_is_not_taken_for_it(spec: dict[str, Any]) -> N
 
 
 def test_the_limit_of_a_copy_bounds_its_target() -> None:
-    told = cache()
+    cached = cache()
     spec = {"containers": [{"args": ["proxy", "--model=public", "--container-concurrency=2"]}]}
-    told.observe_deployment(deployment({GROUP + "target": "50"}, spec=spec))
-    found = told.deployments[KEY]
+    cached.observe_deployment(deployment({GROUP + "target": "50"}, spec=spec))
+    found = cached.deployments[KEY]
     assert (found.spec.total, found.slots, found.public_name) == (2.0, 2, "public")
-    told.observe_deployment(deployment({GROUP + "target": "50"}))
-    assert (told.deployments[KEY].slots, told.deployments[KEY].public_name) == (70, "m")
+    cached.observe_deployment(deployment({GROUP + "target": "50"}))
+    assert (cached.deployments[KEY].slots, cached.deployments[KEY].public_name) == (70, "m")
 
 
 @pytest.mark.parametrize(
@@ -389,72 +389,72 @@ def test_the_limit_of_a_copy_bounds_its_target() -> None:
     ],
 )  # fmt: skip
 def test_states_of_pods(item: dict[str, Any], state: PodState) -> None:
-    told = cache()
-    told.observe_pod(item, 0)
-    assert [found.state for found in told.pods(KEY)] == [state]
+    cached = cache()
+    cached.observe_pod(item, 0)
+    assert [found.state for found in cached.pods(KEY)] == [state]
 
 
 @pytest.mark.parametrize("item", [pod(owner=None), pod(owner="m-77"), pod(owner="-5f"), pod(phase="Failed"), pod(phase="Succeeded")])  # fmt: skip
 def test_no_copies(item: dict[str, Any]) -> None:
-    told = cache()
-    told.observe_pod(pod(), 0)
-    told.observe_pod(item, 0)
-    assert list(told.pods(KEY)) == []
+    cached = cache()
+    cached.observe_pod(pod(), 0)
+    cached.observe_pod(item, 0)
+    assert list(cached.pods(KEY)) == []
 
 
 def test_counts_and_what_makes_no_progress() -> None:
-    told = cache()
+    cached = cache()
     loaded = Keys().loaded_condition
-    told.observe_pod(pod("u1", conditions=READY), 0)
-    told.observe_pod(pod("u2", phase="Pending", waiting="ImagePullBackOff"), 0)
-    told.observe_pod(pod("u3", phase="Pending", waiting="PodInitializing"), 0)
-    told.observe_pod(pod("u4", phase="Pending", conditions={loaded: ("False", "Broken")}), 0)
-    told.observe_pod(pod("u5", node="", phase="Pending"), 0)
-    told.observe_pod(pod("u6", deleting=True, conditions={loaded: ("False", "Broken")}), 0)
-    counts = told.counts(KEY)
+    cached.observe_pod(pod("u1", conditions=READY), 0)
+    cached.observe_pod(pod("u2", phase="Pending", waiting="ImagePullBackOff"), 0)
+    cached.observe_pod(pod("u3", phase="Pending", waiting="PodInitializing"), 0)
+    cached.observe_pod(pod("u4", phase="Pending", conditions={loaded: ("False", "Broken")}), 0)
+    cached.observe_pod(pod("u5", node="", phase="Pending"), 0)
+    cached.observe_pod(pod("u6", deleting=True, conditions={loaded: ("False", "Broken")}), 0)
+    counts = cached.counts(KEY)
     assert counts == Counts(ready=1, starting=3, pending=1, unschedulable=0, leaving=1, stuck=2)
     assert (counts.bound, counts.on_their_way) == (4, 2)
-    assert {one.name: one.failed_load for one in told.pods(KEY)}["u4"] == "Broken it is"
-    told.pod_gone(pod("u1"))
-    told.pod_gone(pod("u1"))
-    assert told.counts(KEY).ready == 0
+    assert {one.name: one.failed_load for one in cached.pods(KEY)}["u4"] == "Broken it is"
+    cached.pod_gone(pod("u1"))
+    cached.pod_gone(pod("u1"))
+    assert cached.counts(KEY).ready == 0
 
 
 def test_a_pods_own_words_are_few_and_on_one_line() -> None:
-    told = cache()
-    told.observe_pod(pod(conditions={Keys().loaded_condition: ("False", "no\n\x1b[2J" + "x" * 10_000)}), 0)
-    (found,) = told.pods(KEY)
+    cached = cache()
+    cached.observe_pod(pod(conditions={Keys().loaded_condition: ("False", "no\n\x1b[2J" + "x" * 10_000)}), 0)
+    (found,) = cached.pods(KEY)
     assert len(found.failed_load) <= 512
     assert found.failed_load.isprintable()
 
 
 def test_when_a_copy_was_first_seen_to_be_so() -> None:
-    told = cache()
-    told.observe_pod(pod(node="", phase="Pending"), 1)
-    told.observe_pod(pod(), 2)
-    told.observe_pod(pod(conditions=READY), 3)
-    told.observe_pod(pod(), 4)
-    told.observe_pod(pod(conditions=READY), 5)
-    (found,) = told.pods(KEY)
+    cached = cache()
+    cached.observe_pod(pod(node="", phase="Pending"), 1)
+    cached.observe_pod(pod(), 2)
+    cached.observe_pod(pod(conditions=READY), 3)
+    cached.observe_pod(pod(), 4)
+    cached.observe_pod(pod(conditions=READY), 5)
+    (found,) = cached.pods(KEY)
     assert (found.bound_ns, found.ready_ns) == (2, 3)
 
 
 def test_endpoints_are_copies_with_an_address() -> None:
-    told = cache()
-    told.observe_pod(pod("u1", conditions=READY), 0)
-    assert told.endpoints(KEY) == ()
-    told.observe_deployment(deployment())
-    told.observe_pod(pod("u2"), 0)
-    told.observe_pod(pod("u3", node="", phase="Pending"), 0)
-    told.observe_pod(pod("u4", conditions=READY, deleting=True), 0)
-    found = told.endpoints(KEY)
+    cached = cache()
+    cached.observe_pod(pod("u1", conditions=READY), 0)
+    assert cached.endpoints(KEY) == ()
+    cached.observe_deployment(deployment())
+    cached.observe_pod(pod("u2"), 0)
+    cached.observe_pod(pod("u3", node="", phase="Pending"), 0)
+    cached.observe_pod(pod("u4", conditions=READY, deleting=True), 0)
+    found = cached.endpoints(KEY)
     assert [(one.name, one.ready, one.nearly_ready) for one in found] == [
         ("u1", True, False),
         ("u2", False, False),
     ]
     assert {(one.rest_port, one.grpc_port, one.slots) for one in found} == {(9000, 9001, 140)}
-    told.observe_pod(pod("u2", conditions={"Initialized": ("True", "")}), 1)  # its loader is done
-    assert [(one.name, one.nearly_ready) for one in told.endpoints(KEY)] == [("u1", False), ("u2", True)]
+    cached.observe_pod(pod("u2", conditions={"Initialized": ("True", "")}), 1)  # its loader is done
+    assert [(one.name, one.nearly_ready) for one in cached.endpoints(KEY)] == [("u1", False), ("u2", True)]
 
 
 def test_a_nodes_address_is_no_copys() -> None:
@@ -462,10 +462,10 @@ def test_a_nodes_address_is_no_copys() -> None:
     told = cache(deployment())
     bare = pod(conditions=READY)
     bare["spec"]["hostNetwork"] = True
-    told.observe_pod(keep_pod(bare), 0)
-    assert told.endpoints(KEY) == ()
-    told.observe_deployment(deployment(spec={"hostNetwork": True}))
-    (complaint,) = told.problems()
+    cached.observe_pod(keep_pod(bare), 0)
+    assert cached.endpoints(KEY) == ()
+    cached.observe_deployment(deployment(spec={"hostNetwork": True}))
+    (complaint,) = cached.problems()
     assert "hostNetwork" in complaint.text
 
 
@@ -499,40 +499,40 @@ def test_of_pods_that_outlive_their_deployment_nothing_is_left() -> None:
 @pytest.mark.parametrize("kind", [KPA, None])
 def test_of_what_is_gone_nothing_is_kept(kind: str | None) -> None:
     """Whichever is seen to go first, and a pod that leaves is seen to do so once more: names come and go for ever."""
-    told = cache()
+    cached = cache()
     for order in ("pods", "deployment", "pods of nobody"):
         if order != "pods of nobody":
-            told.observe_deployment(deployment(kind=kind))
-        told.observe_pod(pod(priority=3, conditions=READY), 0)
-        told.ready(KEY), told.counts(KEY)
+            cached.observe_deployment(deployment(kind=kind))
+        cached.observe_pod(pod(priority=3, conditions=READY), 0)
+        cached.ready(KEY), cached.counts(KEY)
         if order == "pods":
-            told.pod_gone(pod())
-            assert told.priority(KEY) == (0 if kind is None else 3), "its next one will have the same"
+            cached.pod_gone(pod())
+            assert cached.priority(KEY) == (0 if kind is None else 3), "its next one will have the same"
         if order != "pods of nobody":
-            told.deployment_gone(deployment(kind=kind))
+            cached.deployment_gone(deployment(kind=kind))
         if order != "pods":
-            told.observe_pod(pod(priority=3, deleting=True), 1)
-            told.pod_gone(pod())
+            cached.observe_pod(pod(priority=3, deleting=True), 1)
+            cached.pod_gone(pod())
         assert not any(
-            vars(told)[name] for name in ("_readings", "_deployments", "_priorities", "_pods", "_pods_of")
+            vars(cached)[name] for name in ("_readings", "_deployments", "_priorities", "_pods", "_pods_of")
         )
-        assert not told.problems()
+        assert not cached.problems()
 
 
 def test_a_pod_that_another_deployment_takes_is_that_ones() -> None:
-    told = cache()
-    told.observe_pod(pod(conditions=READY), 0)
-    assert told.counts(KEY).ready == 1
-    told.observe_pod(pod(owner="other-5f", conditions=READY), 1)
-    assert (told.counts(KEY).ready, told.counts(ModelKey("a", "other")).ready) == (0, 1)
+    cached = cache()
+    cached.observe_pod(pod(conditions=READY), 0)
+    assert cached.counts(KEY).ready == 1
+    cached.observe_pod(pod(owner="other-5f", conditions=READY), 1)
+    assert (cached.counts(KEY).ready, cached.counts(ModelKey("a", "other")).ready) == (0, 1)
 
 
 def test_who_says_no_replicas_has_one() -> None:
-    told = cache()
+    cached = cache()
     item = deployment()
     del item["spec"]["replicas"]
-    told.observe_deployment(item)
-    assert told.deployments[KEY].replicas == 1
+    cached.observe_deployment(item)
+    assert cached.deployments[KEY].replicas == 1
 
 
 @pytest.mark.parametrize(
@@ -645,7 +645,7 @@ def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
     (complaint,) = told.problems()
     assert f"{GROUP}{name}" in complaint.text
     assert text in complaint.text
-    assert not told.deployments
+    assert not cached.deployments
 
 
 @pytest.mark.parametrize(
@@ -666,40 +666,40 @@ def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
     names: list[str], said: str
 ) -> None:
     """A typo in an annotation's name was silent."""
-    told = cache()
+    cached = cache()
     item = deployment(dict.fromkeys((GROUP + name for name in names), "1"))
-    told.observe_deployment(item)
-    (complaint,) = told.problems()
+    cached.observe_deployment(item)
+    (complaint,) = cached.problems()
     assert (complaint.reason, complaint.text, complaint.uid) == ("UnknownAnnotation", said, "d")
-    assert told.deployments[KEY].spec.target == 70.0  # what it does not read changes nothing
-    told.observe_deployment(item)
-    assert not told.problems()
-    told.observe_deployment(deployment())
-    told.observe_deployment(item)
-    assert len(told.problems()) == 1
-    told.deployment_gone(item)
-    told.observe_deployment(item)
-    assert len(told.problems()) == 1
+    assert cached.deployments[KEY].spec.target == 70.0  # what it does not read changes nothing
+    cached.observe_deployment(item)
+    assert not cached.problems()
+    cached.observe_deployment(deployment())
+    cached.observe_deployment(item)
+    assert len(cached.problems()) == 1
+    cached.deployment_gone(item)
+    cached.observe_deployment(item)
+    assert len(cached.problems()) == 1
 
 
 def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
     told = cache(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
     (complaint,) = told.problems()
     assert complaint.text.endswith(f"did you mean {GROUP}class?")
-    assert not told.deployments
+    assert not cached.deployments
 
 
 def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
     """Every name of Knative's, in each spelling that is read."""
-    told = cache()
+    cached = cache()
     known = {name: "" for name in ANNOTATIONS if name != "class"} | {
         "minScale": "",
         "targetBurstCapacity": "",
     }
-    told.observe_deployment(deployment({GROUP + name: text for name, text in known.items()}, kind=None))
-    assert not told.problems()
-    told.observe_deployment(deployment({GROUP + "target": "x", GROUP + "tagret": "1"}))
-    assert {one.reason for one in told.problems()} == {"InvalidAnnotation", "UnknownAnnotation"}
+    cached.observe_deployment(deployment({GROUP + name: text for name, text in known.items()}, kind=None))
+    assert not cached.problems()
+    cached.observe_deployment(deployment({GROUP + "target": "x", GROUP + "tagret": "1"}))
+    assert {one.reason for one in cached.problems()} == {"InvalidAnnotation", "UnknownAnnotation"}
 
 
 @pytest.mark.parametrize(
@@ -709,13 +709,13 @@ def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
 @pytest.mark.parametrize("name", ["progress-deadline", "progressDeadline"])
 def test_knatives_progress_deadline_is_read(name: str, text: str | None, seconds: int | None) -> None:
     """It was 600 s whatever was written."""
-    told, key = cache(), f"serving.knative.dev/{name}"
-    told.observe_deployment(deployment(template={} if text is None else {key: text}))
+    cached, key = cache(), f"serving.knative.dev/{name}"
+    cached.observe_deployment(deployment(template={} if text is None else {key: text}))
     if seconds is None:
-        (complaint,) = told.problems()
+        (complaint,) = cached.problems()
         assert key in complaint.text
     else:
-        assert told.deployments[KEY].progress_deadline_ns == seconds * 10**9
+        assert cached.deployments[KEY].progress_deadline_ns == seconds * 10**9
 
 
 def managed(manager: str, *, subresource: str | None = "scale", field: str = "f:replicas") -> dict[str, Any]:
@@ -754,44 +754,44 @@ def test_neither_our_writes_nor_a_persons_are_an_autoscalers(item: dict[str, Any
 
 
 def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_by_one_word_alone() -> None:
-    told = cache()
-    told.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
+    cached = cache()
+    cached.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
     for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForCapacity")):
         conditions = {"PodScheduled": ("False", reason)}
-        told.observe_pod(keep_pod(pod(uid, node="", phase="Pending", conditions=conditions)), 0)
-    found = {one.uid: one for one in told.pods(KEY)}
+        cached.observe_pod(keep_pod(pod(uid, node="", phase="Pending", conditions=conditions)), 0)
+    found = {one.uid: one for one in cached.pods(KEY)}
     assert found["g"].gates == ("a", "b", "c")
     assert [uid for uid, one in found.items() if one.asks_for_node] == ["u"]
-    counts = told.counts(KEY)
+    counts = cached.counts(KEY)
     assert counts == Counts(unschedulable=2, gated=1)
     assert (counts.made, counts.admitted, counts.on_their_way) == (3, 2, 2)
 
 
 def test_what_a_bound_itself_allows_goes() -> None:
-    told, limits = cache(), {"hold-requests": "1000000", "hold-timeout": "600", "overflow-pods": "1000"}
+    cached, limits = cache(), {"hold-requests": "1000000", "hold-timeout": "600", "overflow-pods": "1000"}
     clients = {"clients": ",".join(f"n{number}" for number in range(64))}
     own = {OWN + name: text for name, text in {**limits, **clients}.items()}
-    told.observe_deployment(deployment(own, spec=proxy("--model=" + "m" * 255)))
-    options = told.deployments[KEY].options
+    cached.observe_deployment(deployment(own, spec=proxy("--model=" + "m" * 255)))
+    options = cached.deployments[KEY].options
     assert (options.limits.requests, options.limits.seconds, options.overflow_pods) == (10**6, 600.0, 1000)
     assert len(options.clients) == 65
-    told.observe_deployment(deployment(own, spec={"a": "x" * (128 * 1024 - 68)}))
-    assert told.problems() == []
+    cached.observe_deployment(deployment(own, spec={"a": "x" * (128 * 1024 - 68)}))
+    assert cached.problems() == []
     for name, text in (("hold-timeout", "0.01h"), ("hold-timeout", "36")):
-        told.observe_deployment(deployment({OWN + name: text}))
-        assert told.deployments[KEY].options.limits.seconds == 36.0
+        cached.observe_deployment(deployment({OWN + name: text}))
+        assert cached.deployments[KEY].options.limits.seconds == 36.0
 
 
 def test_a_model_is_called_as_its_proxy_serves_it_or_its_template_says() -> None:
-    told, names = cache(), {OWN + "model-name": "named", OWN + "model-id": "id"}
+    cached, names = cache(), {OWN + "model-name": "named", OWN + "model-id": "id"}
     for template, spec, name in (
         (names, proxy("--model=served"), "served"),
         (names, {}, "named"),
         ({OWN + "model-id": "id"}, {}, "id"),
         ({}, {}, "m"),
     ):
-        told.observe_deployment(deployment(template=template, spec=spec))
-        assert told.deployments[KEY].public_name == name
+        cached.observe_deployment(deployment(template=template, spec=spec))
+        assert cached.deployments[KEY].public_name == name
 
 
 def test_equal_templates_have_an_equal_hash() -> None:

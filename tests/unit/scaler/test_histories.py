@@ -155,7 +155,7 @@ def test_when_all_is_well_again_everybody_gets_what_there_is_and_nobody_more(see
     lacking = [model for model in history.models if cluster.view(model).capacity_limited]
     assert not lacking or cluster.free == 0, "there is room, and somebody waits for it"
     for model in history.models:
-        assert model.held == 0 or cluster.free == 0, "held, though there is room"
+        assert model.reserved == 0 or cluster.free == 0, "held, though there is room"
         assert len(cluster.ready(model)) == len(cluster.of(model)) == model.replicas
     before = [list(model.written) for model in history.models]
     cluster.run(20)
@@ -168,4 +168,4 @@ def test_when_all_is_well_again_everybody_gets_what_there_is_and_nobody_more(see
         kept = "until-needed" in model.annotations.values()
         has_no_place = cluster.view(model).capacity_limited and not cluster.free
         assert has_no_place or len(cluster.ready(model)) in ({0, 1} if kept else {least})
-        assert model.held == 0
+        assert model.reserved == 0

@@ -23,8 +23,8 @@ class Clients:
 
     def __init__(self, seed: int) -> None:
         self.chance, self.world = Random(f"clients {seed}"), World()
-        self.load, self.count, self.held_for = 1, 0, 0
-        self.held: int = 0
+        self.load, self.count, self.buffered_for = 1, 0, 0
+        self.waiting: int = 0
         self.ready_at: dict[str, int] = {}
         self.drains: dict[str, int] = {}
         # What a new scaler does not name is passed on for a while.
@@ -76,7 +76,7 @@ class Clients:
 
     def ask(self) -> int:
         """One second's requests; how many came to the activator."""
-        came, at_copies = 0, 0
+        came, at_replicas = 0, 0
         for _ in range(self.load):
             known = self.known[-1 - self.chance.randint(0, STALE)]
             assert known, "no client finds anybody"
@@ -88,8 +88,8 @@ class Clients:
                 came += 1
             else:
                 assert self.is_ready(where) or self.now < self.drains.get(where, 0), "its copy has gone"
-                at_copies += self.is_ready(where)
-        self.world.requests = float(at_copies)
+                at_replicas += self.is_ready(where)
+        self.world.requests = float(at_replicas)
         return came
 
     async def second(self) -> None:
@@ -97,13 +97,13 @@ class Clients:
         self.follow()
         self.known.append(self.endpoints())
         came = self.ask()
-        self.held += came
-        forwarded = self.held if self.ready() else 0
-        self.held -= forwarded
-        self.held_for = self.held_for + 1 if self.held and self.world.api_answers else 0
-        assert self.held_for < MOST_HELD, "nobody is woken for those who are held"
+        self.waiting += came
+        forwarded = self.waiting if self.ready() else 0
+        self.waiting -= forwarded
+        self.buffered_for = self.buffered_for + 1 if self.waiting and self.world.api_answers else 0
+        assert self.buffered_for < MOST_HELD, "nobody is woken for those who are held"
         await self.world.second(
-            buffered=self.held, arrived=came, forwarded=forwarded, cold_start=self.held > 0
+            buffered=self.waiting, arrived=came, forwarded=forwarded, cold_start=self.waiting > 0
         )
 
 
@@ -118,7 +118,7 @@ async def test_no_request_is_lost(seed: int) -> None:
     clients.load, clients.world.api_answers = 0, True
     for _ in range(100):
         await clients.second()
-    assert (clients.world.replicas, clients.held, clients.endpoints()) == (0, 0, frozenset({ACTIVATOR}))
+    assert (clients.world.replicas, clients.waiting, clients.endpoints()) == (0, 0, frozenset({ACTIVATOR}))
     clients.world.written.clear()
     for _ in range(20):
         await clients.second()

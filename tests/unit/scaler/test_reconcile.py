@@ -60,8 +60,8 @@ def fact(life: Life, name: str) -> Any:
     return FACTS[name](life) if name in FACTS else getattr(life.cluster.view(life.model), name)
 
 
-def model(*, asleep: bool = False, name: str = "m", **options: Any) -> Step:
-    """`asleep`: it is at zero, and the scaler has looked at it."""
+def model(*, at_zero: bool = False, name: str = "m", **options: Any) -> Step:
+    """`at_zero`: it is at zero, and the scaler has looked at it."""
 
     def step(life: Life) -> None:
         given = dict(options)
@@ -71,7 +71,7 @@ def model(*, asleep: bool = False, name: str = "m", **options: Any) -> Step:
         if overflow is not None:
             added.annotations["seldon.io/trtis-overflow-pods"] = overflow
             life.cluster.change(added)
-        if asleep:
+        if at_zero:
             life.cluster.run(4)
 
     return step
@@ -148,7 +148,7 @@ def reported(reason: str, *parts: str, times: int | None = None) -> Step:
     """An event, of which the first has these parts; `times`: so often."""
 
     def step(life: Life) -> None:
-        found = life.cluster.told(reason)
+        found = life.cluster.events_of(reason)
         assert times is None or len(found) == times, found
         assert all(part in found[0] for part in parts)
 
@@ -258,15 +258,15 @@ LIVES: dict[str, list[Step]] = {
         places(3), model(min_scale="9", overflow="2"), run(20), expect(replicas=5, unschedulable=2)],
     # A node that is still to be added, and scheduling gates.
     "a model at zero asks an empty pool for a node": [
-        places(0), model(asleep=True, overflow="2"), load(1), run(300),
+        places(0), model(at_zero=True, overflow="2"), load(1), run(300),
         expect(replicas=1, unschedulable=1, written=[1], unavailable="", waits_for=["1 of its pods wait for a node", FULL],
                message=["wait for a node"]),
         reported("WaitingForNode", times=1), places(1), until(0, 30, ready=1), expect(message="")],
     "a pod that no node would help waits for none": [
-        places(0), model(asleep=True, overflow="2", refused_for="ModelTooLarge"), load(1), run(20),
+        places(0), model(at_zero=True, overflow="2", refused_for="ModelTooLarge"), load(1), run(20),
         expect(unavailable=FULL, replicas=0)],
     "without pods that may wait an empty pool makes the model unavailable at once": [
-        places(0), model(asleep=True), load(1), run(4), expect(unavailable=FULL, replicas=0)],
+        places(0), model(at_zero=True), load(1), run(4), expect(unavailable=FULL, replicas=0)],
     "a model behind a quota shows one pod more than is let through": [
         places(9), model(min_scale="5", quota=2), until(0, 60, replicas=3), run(200),
         expect(replicas=3, ready=2, desired=5, capacity_limited=2, gated=1, pending=1,
@@ -274,16 +274,16 @@ LIVES: dict[str, list[Step]] = {
         reported("SchedulingGated", times=1), change(quota=4), until(0, 60, ready=4), run(60), expect(replicas=5),
         change(quota=None), until(0, 60, ready=5), run(4), expect(message="", gated=0)],
     "a model at zero behind a quota waits, and its clients are told what for": [
-        places(9), model(asleep=True, quota=0), load(1), run(400),
+        places(9), model(at_zero=True, quota=0), load(1), run(400),
         expect(replicas=1, written=[1], unavailable="", waits_for=[GATES]),
         change(quota=1), until(0, 30, ready=1), expect(waits_for="")],
     "a replica that failed for good is seen while another is gated": [
         places(9), model(min_scale="2", quota=1, fails=BROKEN), run(20),
         expect(gated=1, unavailable=BROKEN, waits_for=["kueue.x-k8s.io/admission"])],
     "a gated pod for which no request waits any more goes": [
-        places(9), model(asleep=True, quota=0), load(1), run(100), load(0), until(0, WINDOW + 10, replicas=0)],
+        places(9), model(at_zero=True, quota=0), load(1), run(100), load(0), until(0, WINDOW + 10, replicas=0)],
     "a replica that was gated for long is not given up while it loads": [
-        places(9), model(asleep=True, quota=0, load_seconds=90), load(1), run(1000), change(quota=1),
+        places(9), model(at_zero=True, quota=0, load_seconds=90), load(1), run(1000), change(quota=1),
         until(gated=0, pending=0), load(0), until(0, 100, ready=1)],
     # The binder.
     "the last answer of a silent binder counts": [
@@ -296,7 +296,7 @@ LIVES: dict[str, list[Step]] = {
         world(binder_answers=False), model(replicas=2, min_scale="7"), run(290), expect(replicas=2)],
     "a binder that has not been asked is not silent": [*loaded(2), run(1000), load(4), run(20), expect(replicas=4)],
     "for replicas that have a node the binder is not asked": [
-        model(asleep=True, load_seconds=100), load(1), run(6), expect(capacity_limited=0), world(binder_answers=False),
+        model(at_zero=True, load_seconds=100), load(1), run(6), expect(capacity_limited=0), world(binder_answers=False),
         run(400), expect(binder_silent=False)],
     "a binder that is asked no more is not silent": [
         *loaded(2), world(binder_answers=False), load(4), run(20), expect(binder_silent=True), load(2), run(300),
@@ -309,23 +309,23 @@ LIVES: dict[str, list[Step]] = {
         expect(replicas=6, ready=6, message="")],
     # From zero.
     "the first request is decided at once": [
-        model(asleep=True), expect(replicas=0), first_request, expect(replicas=1),
+        model(at_zero=True), expect(replicas=0), first_request, expect(replicas=1),
         reported("ScaledFromZero", "requested 1 of 1 desired replicas", times=1)],
     "a request that an activator buffers and reports no more is waited for until its stream ends": [
         model(asleep=True, load_seconds=1000),
         lambda life: life.cluster.report(life.model, average_buffered=1.0),
         run(4 * WINDOW), expect(replicas=1, recommended=1), activator_gone, until(0, 2 * WINDOW, recommended=0)],
     "buffered requests are among those that wait": [
-        model(asleep=True, load_seconds=1000), expect(waiting=lambda waiting: waiting.stable == 0.0), load(5), run(30),
+        model(at_zero=True, load_seconds=1000), expect(waiting=lambda waiting: waiting.stable == 0.0), load(5), run(30),
         expect(waiting=lambda waiting: waiting.panic == 5.0)],
     "requests that wait are averaged over the window of now": [
-        model(asleep=True, load_seconds=1000), load(5), run(30), load(0, window="6s"), run(8),
+        model(at_zero=True, load_seconds=1000), load(5), run(30), load(0, window="6s"), run(8),
         expect(waiting=lambda waiting: waiting.stable == 0.0)],
     "a cold start has its phases": [
-        model(asleep=True, load_seconds=5), load(1), run(10),
+        model(at_zero=True, load_seconds=5), load(1), run(10),
         expect(phases=[{"decide": 0.0, "schedule": 1.0, "load": 5.0, "serve": 0.0}])],
     "what was started in vain goes again": [
-        model(asleep=True, load_seconds=100), load(1), run(3), load(0), run(100), expect(ready=1),
+        model(at_zero=True, load_seconds=100), load(1), run(3), load(0), run(100), expect(ready=1),
         until(0, 2 * WINDOW + GRACE, replicas=0), load(1, load_seconds=1), run(10),
         expect(phases=lambda all: [one.get("serve") for one in all] == [None, 0.0])],
     # To zero.
@@ -355,7 +355,7 @@ LIVES: dict[str, list[Step]] = {
         *loaded(1, has_service=False), load(0), until(activity=INACTIVE), change(min_scale="1"), run(4),
         expect(desired=1, activity=ACTIVE, message="")],
     "while a replica is recommended nothing is reported of why the last one would be kept": [
-        model(asleep=True, load_seconds=100, has_service=False), load(1), run(20), expect(replicas=1, recommended=1),
+        model(at_zero=True, load_seconds=100, has_service=False), load(1), run(20), expect(replicas=1, recommended=1),
         reported("ScaleToZeroBlocked", times=0)],
     "a model at zero is not started for want of an activator": [
         *IDLE, until(replicas=0), forget_writes, world(activators=0), run(2 * WINDOW), expect(written=[], recommended=0)],
@@ -389,7 +389,7 @@ LIVES: dict[str, list[Step]] = {
         *[step for number in (1, 0, 2, 0) for step in (change(replicas=number), run(20), expect(requested=number))],
         reported("ScaledFromZero", times=0), reported("ScaledToZero", times=0)],
     "a model that is started by hand is not reported as ours": [
-        model(asleep=True, load_seconds=10), change(replicas=1), run(4), reported("ScaledFromZero", times=0)],
+        model(at_zero=True, load_seconds=10), change(replicas=1), run(4), reported("ScaledFromZero", times=0)],
     "what is set by hand is overwritten": [*loaded(3), change(replicas=7), run(2), expect(replicas=3)],
     # Options.
     "bounds of the annotations": [
@@ -404,50 +404,50 @@ LIVES: dict[str, list[Step]] = {
         *loaded(3), change(target="some"), run(10), load(5), run(20), reported("InvalidAnnotation", GROUP + "target", times=1),
         expect(replicas=5, invalid=[GROUP + "target"])],
     "invalid annotations stay without effect when another scaler leads": [
-        model(asleep=True, max_scale="3"), change(max_scale="abc"), run(20), restart, run(20), restart, run(20),
+        model(at_zero=True, max_scale="3"), change(max_scale="abc"), run(20), restart, run(20), restart, run(20),
         expect(is_routed_away=True), load(9), run(20), expect(replicas=3), change(max_scale="5"), run(20),
         expect(replicas=5, status=lambda status: status.last_valid == {})],
     "other annotations count from the next decision on": [*loaded(6), change(max_scale="2"), run(2), expect(replicas=2)],
     # Replicas that never come.
     "a replica that loads for long is waited for, though no request waits any more": [
-        model(asleep=True, load_seconds=3000), load(1), run(10), load(0), run(2000), expect(replicas=1)],
+        model(at_zero=True, load_seconds=3000), load(1), run(10), load(0), run(2000), expect(replicas=1)],
     "a replica without progress and without clients goes after the deadline": [
-        model(asleep=True, stuck="ImagePullBackOff"), load(1), run(10), load(0), until(600, 640, replicas=0)],
+        model(at_zero=True, stuck="ImagePullBackOff"), load(1), run(10), load(0), until(600, 640, replicas=0)],
     "clients that went with their activator are waited for no longer": [
-        model(asleep=True, stuck="CrashLoopBackOff"), load(1), run(10), change(load=0, buffered=0), activator_gone,
+        model(at_zero=True, stuck="CrashLoopBackOff"), load(1), run(10), change(load=0, buffered=0), activator_gone,
         until(600, 700, replicas=0)],
     "the time of an activation is not that of the one before": [
-        model(asleep=True, load_seconds=1, stuck="CrashLoopBackOff"), load(1), run(4), load(0),
+        model(at_zero=True, load_seconds=1, stuck="CrashLoopBackOff"), load(1), run(4), load(0),
         pod(waiting_reason="CrashLoopBackOff"), run(400), expect(replicas=1), pod(ready=True, waiting_reason=""), run(4),
         pod(ready=False, waiting_reason="CrashLoopBackOff"), run(400), expect(replicas=1), until(0, 240, replicas=0)],
     "a model that loses its last replica is buffered for at once, and only while it has none": [
         *loaded(1), expect(is_routed_away=False), pod(ready=False), expect(is_routed_away=True), route(proven_for=0),
         pod(ready=True), expect(is_routed_away=False)],
     "a failed model is ended and not started for a while": [
-        model(asleep=True, fails=BROKEN), load(1), run(10), expect(unavailable=BROKEN, replicas=0),
+        model(at_zero=True, fails=BROKEN), load(1), run(10), expect(unavailable=BROKEN, replicas=0),
         reported("ScaledToZero", f"its replicas cannot serve: {BROKEN}"), forget_writes, run(580), expect(written=[]),
         change(fails=""), run(40), expect(replicas=1)],
     "a model that cannot serve begins no cold start": [
-        model(asleep=True, fails="it is broken"), load(1), run(10), load(0), run(2 * WINDOW), expect(phases=lambda all: len(all) == 1),
+        model(at_zero=True, fails="it is broken"), load(1), run(10), load(0), run(2 * WINDOW), expect(phases=lambda all: len(all) == 1),
         first_request, expect(phases=lambda all: len(all) == 1, replicas=0)],
     "a model with one replica that serves is available": [
         model(min_scale="2", fails="this node is broken"), run(10), expect(replicas=2, unavailable="this node is broken"),
         pod(ready=True, failed=""), run(2), expect(unavailable="")],
     "a replica that has failed and is being deleted says nothing of the next": [
-        model(asleep=True, load_seconds=100), load(1), run(4), pod(failed="it is broken", leaving_until=2**40), run(10),
+        model(at_zero=True, load_seconds=100), load(1), run(4), pod(failed="it is broken", leaving_until=2**40), run(10),
         expect(unavailable="")],
     "another template may serve": [
-        model(asleep=True, fails="it is broken"), load(1), run(10), expect(replicas=0), change(fails="", concurrency=7),
+        model(at_zero=True, fails="it is broken"), load(1), run(10), expect(replicas=0), change(fails="", concurrency=7),
         run(4), expect(replicas=1)],
     "what fits on no node is unavailable, and tried again": [
-        places(0), model(asleep=True), load(1), run(4), expect(unavailable=FULL), places(1), until(0, 70, replicas=1)],
+        places(0), model(at_zero=True), load(1), run(4), expect(unavailable=FULL), places(1), until(0, 70, replicas=1)],
     # Another scaler, and clocks.
     "a restart removes no replica for a window": [
         *loaded(4), restart, load(1), run(WINDOW - 4), expect(replicas=4), run(10), expect(replicas=lambda number: number < 4)],
     "a restart on the way to zero goes on": [*IDLE, restart, until(0, GRACE + 4, replicas=0)],
     "another decider on the way to zero goes on": [
         *IDLE, change(metric_aggregation_algorithm="weighted-exponential"), until(0, GRACE + 4, replicas=0)],
-    "a model at zero stays there over a restart": [model(asleep=True), restart, run(20 * WINDOW), expect(written=[])],
+    "a model at zero stays there over a restart": [model(at_zero=True), restart, run(20 * WINDOW), expect(written=[])],
     "before anything is known nothing is taken back": [
         places(3), *loaded(3), places(2), lose(1), lambda life: life.cluster._follow(life.model),
         lambda life: life.cluster._bind(), restart, deaf, forget_writes, run(20), expect(written=[])],

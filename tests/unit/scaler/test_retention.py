@@ -27,9 +27,9 @@ def chosen(
 
 
 def test_the_least_recently_used_come_first() -> None:
-    copies = [idle("young", used=9), idle("old", used=1), idle("dear", priority=5), idle("cheap")]
-    assert [one.pod for one in least_recently_used(copies)] == ["cheap", "dear", "old", "young"]
-    assert len(least_recently_used(copies, most=2)) == 2
+    replicas = [idle("young", used=9), idle("old", used=1), idle("dear", priority=5), idle("cheap")]
+    assert [one.pod for one in least_recently_used(replicas)] == ["cheap", "dear", "old", "young"]
+    assert len(least_recently_used(replicas, most=2)) == 2
     assert len(least_recently_used(idle(f"p{n}") for n in range(2000))) == 1024, "a question is bounded"
 
 
@@ -77,8 +77,8 @@ def test_memory_is_free_once_all_have_gone() -> None:
 
 
 def test_of_equals_the_order_is_always_the_same() -> None:
-    copies = [idle("b"), idle("a")]
-    assert least_recently_used(copies) == least_recently_used(copies[::-1])
+    replicas = [idle("b"), idle("a")]
+    assert least_recently_used(replicas) == least_recently_used(replicas[::-1])
 
 
 def test_who_does_not_go_is_not_waited_for_for_ever() -> None:

@@ -50,7 +50,7 @@ def deployment(replicas: int, scaled: Scaled | None, **annotations: str) -> Json
     }
 
 
-def copy(name: str, *, ready: bool) -> Json:
+def replica(name: str, *, ready: bool) -> Json:
     condition = {"type": "Ready", "status": "True" if ready else "False"}
     owner = {"kind": "ReplicaSet", "name": f"m-{HASH}", "controller": True}
     return {
@@ -139,7 +139,7 @@ class World:
         # By which the node's clock is ahead.
         self.off_seconds = 0
         if replicas:
-            self.pods["p"] = copy("p", ready=True)
+            self.pods["p"] = replica("p", ready=True)
         self.anew()
 
     def anew(self, *, deputy_seconds: int = 0, attaches: bool = True) -> None:
@@ -209,7 +209,7 @@ class World:
             self.act(self.core.answered(question, SchedulableAnswer(generation=1, models=room), self.now))
 
     def pod(self, name: str, *, ready: bool) -> None:
-        self.pods[name] = copy(name, ready=ready)
+        self.pods[name] = replica(name, ready=ready)
         self.cache.observe_pod(self.pods[name], self.now)
         self.controllers_slice()
         self.route.touch(MODEL)
@@ -536,7 +536,7 @@ async def test_who_leads_no_more_sends_everybody_on() -> None:
 
 async def test_the_streams_get_the_pods_that_may_be_clients() -> None:
     world = World()
-    pod = copy("client", ready=True)
+    pod = replica("client", ready=True)
     world.route.on_client(Change(ChangeKind.SET, pod))
     world.route.on_client(Change(ChangeKind.GONE, pod))
     assert world.stream.calls == [("set", "client"), ("delete", "client")]

@@ -34,7 +34,7 @@ def loaded(cluster: Cluster, load: float, **options: Any) -> FakeModel:
     return model
 
 
-def asleep(cluster: Cluster, name: str = "m", **options: Any) -> FakeModel:
+def at_zero(cluster: Cluster, name: str = "m", **options: Any) -> FakeModel:
     model = cluster.add(name, **ONE, **options)
     cluster.run(4)
     return model
@@ -91,7 +91,7 @@ def test_a_forwarded_request_that_no_replica_has_counted_yet_is_shown_as_none() 
 def test_a_pod_that_waits_for_a_node_outlives_the_requests_that_wait_for_it(deadline: int) -> None:
     """A node takes longer than a client waits. Its progress deadline after the last of them, and no later."""
     cluster = Cluster(places=0)
-    model = asleep(cluster)
+    model = at_zero(cluster)
     model.annotations["seldon.io/trtis-overflow-pods"] = "2"
     model.annotations["serving.knative.dev/progress-deadline"] = f"{deadline}s"
     cluster.change(model)
@@ -317,7 +317,7 @@ def test_a_second_request_decides_nothing_before_the_next_step() -> None:
 )
 def test_an_invalid_report_starts_no_replica(fields: dict[str, Any]) -> None:
     cluster = Cluster()
-    model = asleep(cluster)
+    model = at_zero(cluster)
     assert cluster.scaler.report("act", report(model, **fields), cluster.ns) == []
     assert model.replicas == 0
 
@@ -335,15 +335,15 @@ def test_a_cold_start_ends_when_a_replica_has_served_and_not_when_that_is_report
     served_ago: float, found: dict[str, float]
 ) -> None:
     cluster = Cluster()
-    model = asleep(cluster, load_seconds=5)
+    model = at_zero(cluster, load_seconds=5)
     began_ns = cluster.ns
     cluster.scaler.report("act", report(model, buffered=1, cold_start=True), began_ns)
     cold_starts = cluster.scaler._autoscalers[model.key]._cold_starts
     cold_starts.requested(began_ns)
     cold_starts._reach(2, began_ns + SECOND)
     cold_starts._reach(3, began_ns + 6 * SECOND)
-    told = report(model, buffered=0, forwarded=1.0, served_ago=served_ago)
-    cluster.scaler.report("act", told, began_ns + 13 * SECOND // 2)
+    events_of = report(model, buffered=0, forwarded=1.0, served_ago=served_ago)
+    cluster.scaler.report("act", events_of, began_ns + 13 * SECOND // 2)
     (wake,) = cluster.view(model).cold_starts
     assert dict(wake.phases) == found
 
@@ -353,7 +353,7 @@ def test_a_kept_replica_is_shown_as_kept_and_why() -> None:
     cluster = Cluster()
     model = loaded(cluster, 1, has_service=False)
     model.load = 0
-    cluster.until(lambda: cluster.told("ScaleToZeroBlocked"))
+    cluster.until(lambda: cluster.events_of("ScaleToZeroBlocked"))
     shown = set()
     for _ in range(5 * WINDOW):
         cluster.second()
@@ -456,8 +456,8 @@ def test_idle_models_stay_until_their_memory_is_needed() -> None:
     new.load = 1
     cluster.run(20)
     assert [len(cluster.ready(model)) for model in (old, young, busy, new)] == [0, 1, 1, 1]
-    assert cluster.told("IdleReplicaEvicted") == ["old-5f-4 was idle, and a/new needs its memory"]
-    assert cluster.told("ScaledToZero") == ["its memory was needed"]
+    assert cluster.events_of("IdleReplicaEvicted") == ["old-5f-4 was idle, and a/new needs its memory"]
+    assert cluster.events_of("ScaledToZero") == ["its memory was needed"]
     cluster.run(5 * WINDOW)
     assert len(cluster.ready(young)) == 1, "more than needed went"
 
@@ -805,7 +805,7 @@ def test_the_status_is_written_on_change_alone() -> None:
 def test_the_status_is_written_no_oftener_than_a_step_is_made() -> None:
     cluster = Cluster()
     model = loaded(cluster, 2)
-    told: list[int] = []
+    events_of: list[int] = []
     (pod, _), began = cluster.ready(model), cluster.ns
     for quarter in range(40):
         pod.ready = not pod.ready
@@ -813,9 +813,9 @@ def test_the_status_is_written_no_oftener_than_a_step_is_made() -> None:
         now_ns = began + quarter * SECOND // 4
         for action in cluster.scaler.step(now_ns):
             if isinstance(action, WriteStatus):
-                told.append(now_ns)
-    assert len(told) > 2
-    assert min(after - before for before, after in pairwise(told)) >= 1.5 * SECOND
+                events_of.append(now_ns)
+    assert len(events_of) > 2
+    assert min(after - before for before, after in pairwise(events_of)) >= 1.5 * SECOND
 
 
 def test_a_scaler_without_models_has_nothing_to_ask() -> None:
@@ -886,31 +886,33 @@ def test_another_autoscaler_of_the_same_deployment_is_reported() -> None:
     for model in (ours, theirs):
         scaled_by_another(cluster, model, "1")
     cluster.do(cluster.scaler.step(cluster.ns))
-    assert not cluster.told("ReplicasConflict")
+    assert not cluster.events_of("ReplicasConflict")
     for model in (ours, theirs):
         scaled_by_another(cluster, model, "2")
     cluster.do(cluster.scaler.step(cluster.ns))
-    (said,) = cluster.told("ReplicasConflict")
+    (said,) = cluster.events_of("ReplicasConflict")
     assert "kube-controller-manager writes replicas as well" in said
     assert [event.model for event in cluster.events if event.reason == "ReplicasConflict"] == [ours.key]
     cluster.now += 100
     scaled_by_another(cluster, ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
-    assert len(cluster.told("ReplicasConflict")) == 1
+    assert len(cluster.events_of("ReplicasConflict")) == 1
     cluster.now += 300
     cluster.do(cluster.scaler.step(cluster.ns))
-    assert len(cluster.told("ReplicasConflict")) == 2
+    assert len(cluster.events_of("ReplicasConflict")) == 2
     cluster.now += 1000
     cluster.api_works = False
     ours.annotations[GROUP + "max-scale"] = "7"  # anything else of it changes
     scaled_by_another(cluster, ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
-    assert len(cluster.told("ReplicasConflict")) == 3  # since it was last seen, our own write lay between
+    assert (
+        len(cluster.events_of("ReplicasConflict")) == 3
+    )  # since it was last seen, our own write lay between
     cluster.now += 1000
     ours.annotations[GROUP + "max-scale"] = "8"
     scaled_by_another(cluster, ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
-    assert len(cluster.told("ReplicasConflict")) == 3
+    assert len(cluster.events_of("ReplicasConflict")) == 3
 
 
 def test_an_autoscaler_that_wrote_before_the_class_changed_is_no_conflict() -> None:
@@ -945,7 +947,7 @@ def test_a_model_that_does_not_start_is_given_up_after_its_progress_deadline(sec
 def test_while_no_activator_reports_buffered_requests_are_not_forgotten() -> None:
     """A leader without its Lease has sent the activators away; what they hold still waits for a copy."""
     cluster = Cluster()
-    model = asleep(cluster, load_seconds=1000)
+    model = at_zero(cluster, load_seconds=1000)
     model.load = 1
     cluster.until(lambda: model.replicas == 1)
     cluster.run(4)

@@ -36,20 +36,20 @@ class Here:
 
     def __init__(self, session: Any) -> None:
         self.gateways: dict[str, Gateway] = {}
-        self.told: list[ReplicaLoad] = []
+        self.recorded: list[ReplicaLoad] = []
         # So many answers are taken by nobody.
         self.breaks = 0
         self.metrics = Metrics()
         self.scraper = Scraper(session, lambda: self.gateways, self._take, self.metrics)
         self._runners: list[web.AppRunner] = []
 
-    def _take(self, loads: list[ReplicaLoad], copies: Container[str]) -> None:
+    def _take(self, loads: list[ReplicaLoad], replicas: Container[str]) -> None:
         if self.breaks:
             self.breaks -= 1
             raise RuntimeError("boom")
-        self.told += [load for load in loads if load.pod_uid in copies]
+        self.recorded += [load for load in loads if load.pod_uid in replicas]
 
-    async def node(self, name: str, answer: Handler, *copies: str) -> None:
+    async def node(self, name: str, answer: Handler, *replicas: str) -> None:
         application = web.Application()
         application.router.add_get("/stat", answer)
         application.router.add_get("/elsewhere", answer)
@@ -57,7 +57,7 @@ class Here:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self._runners.append(runner)
-        self.gateways[name] = Gateway(Endpoint("127.0.0.1", runner.addresses[0][1]), frozenset(copies))
+        self.gateways[name] = Gateway(Endpoint("127.0.0.1", runner.addresses[0][1]), frozenset(replicas))
 
     async def close(self) -> None:
         for runner in self._runners:
@@ -108,7 +108,7 @@ async def test_each_second_is_one_request_on_a_connection_that_stays(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len(peers) == 1
-    assert [load.second for load in here.told][:2] == [1, 2]
+    assert [load.second for load in here.recorded][:2] == [1, 2]
 
 
 async def stall(_: web.Request) -> web.StreamResponse:
@@ -171,7 +171,7 @@ async def test_a_bad_answer_is_a_second_without_one(
     await here.node("bad", answer, "u")
     await here.node("good", answering(stat("v", second=9)), "v")
     await asyncio.gather(here.scraper.ask("bad"), here.scraper.ask("good"))
-    assert [load.second for load in here.told if load.pod_uid == "v"] == [9]
+    assert [load.second for load in here.recorded if load.pod_uid == "v"] == [9]
     if said:
         assert sorted(here.metrics.results) == ["failed", "ok"]
         (record,) = [one for one in caplog.records if "does not report" in one.message]
@@ -200,7 +200,7 @@ async def test_a_defect_costs_one_second(here: Here, monkeypatch: pytest.MonkeyP
     await here.node("a", answering(stat("u")), "u")
     task = asyncio.create_task(here.scraper.run())
     async with asyncio.timeout(10):
-        while not here.told:
+        while not here.recorded:
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -241,13 +241,13 @@ async def test_who_has_gone_is_asked_no_more_and_is_new_when_it_comes_again(
 async def test_rows_that_say_nothing_are_counted(here: Here) -> None:
     await here.node("a", answering(b'[7, {"namespace":"n","podName":"p","podUid":"u","second":3}]'), "u")
     await here.scraper.ask("a")
-    assert (here.metrics.rows_left, len(here.told)) == (1, 1)
+    assert (here.metrics.rows_left, len(here.recorded)) == (1, 1)
 
 
 async def test_a_gateway_is_not_believed_about_others_copies(here: Here) -> None:
     await here.node("a", answering(stat("u", "of another node")), "u")
     await here.scraper.ask("a")
-    assert [load.pod_uid for load in here.told] == ["u"]
+    assert [load.pod_uid for load in here.recorded] == ["u"]
 
 
 async def test_a_node_without_a_gateway_is_not_asked(here: Here) -> None:

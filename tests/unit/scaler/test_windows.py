@@ -17,12 +17,12 @@ SECOND = 1_000_000_000
 
 def test_one_window_through_a_day() -> None:
     window = LinearWindow(5)
-    told = []
+    recorded = []
 
     def did(*values: tuple[int, float], at: int) -> None:
         for second, value in values:
             window.record(second, value)
-        told.append(window.average(at))
+        recorded.append(window.average(at))
 
     did((0, 1), at=0)
     did((1, 2), (2, 3), (3, 4), (4, 5), at=4)
@@ -35,7 +35,7 @@ def test_one_window_through_a_day() -> None:
     did((58, 10), at=61)
     did((55, 10), (56, 10), at=61)
     did((66, 10), at=66)
-    assert told == [1, 3, 4, 0, 20.6, 1984, 497, 398.6, 400.6, 400.6, 10]
+    assert recorded == [1, 3, 4, 0, 20.6, 1984, 497, 398.6, 400.6, 400.6, 10]
 
 
 def test_a_window_of_one_second_has_the_newest_alone() -> None:
@@ -170,7 +170,7 @@ def test_what_is_left_out_of_a_weighted_average_changes_no_bit(stable: int, pani
 
 
 def test_two_windows_of_one_model_are_read_once_while_the_short_one_has_all_that_counts() -> None:
-    def told(size: int, resized: int = 0) -> WeightedWindow:
+    def recorded(size: int, resized: int = 0) -> WeightedWindow:
         window = WeightedWindow(size)
         for second in range(400):
             window.record(second, 1.0)
@@ -179,16 +179,16 @@ def test_two_windows_of_one_model_are_read_once_while_the_short_one_has_all_that
             window.record(399, 1.0)
         return window
 
-    long = told(3600)
+    long = recorded(3600)
     long.average(399)
-    assert told(360).reads_as(long, 399)
-    assert not told(170).reads_as(long, 399)
-    assert not told(360, resized=370).reads_as(long, 399)
+    assert recorded(360).reads_as(long, 399)
+    assert not recorded(170).reads_as(long, 399)
+    assert not recorded(360, resized=370).reads_as(long, 399)
     long.average(600)
-    assert not told(360).reads_as(long, 600)
-    long = told(390, resized=3600)
+    assert not recorded(360).reads_as(long, 600)
+    long = recorded(390, resized=3600)
     long.average(399)
-    assert not told(360).reads_as(long, 399)
+    assert not recorded(360).reads_as(long, 399)
 
 
 @pytest.mark.parametrize(("size", "weight"), [(6, 0.78456), (40, 0.20567), (60, 0.2), (100, 0.2)])
@@ -220,30 +220,30 @@ def load(**more: Any) -> Load:
 
 def test_what_others_have_counted_counts_once() -> None:
     stat = Stat(20, 5, 30, 10)
-    told = load()
-    told.record(stat, 0)
-    assert told.averages(0) == (15, 15)
+    recorded = load()
+    recorded.record(stat, 0)
+    assert recorded.averages(0) == (15, 15)
     rps = Load(spec_of({"autoscaling.knative.dev/metric": "rps"}, Defaults()))
     rps.record(stat, 0)
     assert rps.averages(0) == (20, 20)
 
 
 def test_reports_of_one_second_add_up() -> None:
-    told = load()
-    told.record(Stat(2), 5 * SECOND)
-    told.record(Stat(3), 5 * SECOND + SECOND - 1)
-    assert told.averages(5 * SECOND) == (5, 5)
+    recorded = load()
+    recorded.record(Stat(2), 5 * SECOND)
+    recorded.record(Stat(3), 5 * SECOND + SECOND - 1)
+    assert recorded.averages(5 * SECOND) == (5, 5)
 
 
 def test_nothing_is_known_after_a_window_without_reports() -> None:
     assert load().averages(0) is None
     assert load(scraped=False).averages(0) == (0, 0)
-    told = load()
-    told.record(Stat(1), 0)
-    assert told.averages(60 * SECOND) == (0, 0)
-    assert told.averages(61 * SECOND) is None
+    recorded = load()
+    recorded.record(Stat(1), 0)
+    assert recorded.averages(60 * SECOND) == (0, 0)
+    assert recorded.averages(61 * SECOND) is None
 
 
 def test_samples() -> None:
-    assert [sample_size(copies) for copies in (0, 1, 2, 5, 10, 100, 1000)] == [0, 1, 2, 4, 7, 14, 16]
+    assert [sample_size(replicas) for replicas in (0, 1, 2, 5, 10, 100, 1000)] == [0, 1, 2, 4, 7, 14, 16]
     assert extrapolated(Stat(4, 1, 30, 6), 2, 5) == Stat(10, 2.5, 75, 15)

@@ -78,7 +78,7 @@ async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
 ) -> None:
     node = Node(tmp_path, load_timeout=0.2)
     model = await node.stage()
-    node.triton.held[NAME] = IndexState.LOADING
+    node.triton.loaded[NAME] = IndexState.LOADING
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "still LOADING after 0.2 s" in model.reason
@@ -98,7 +98,7 @@ async def test_a_load_that_comes_too_late_is_not_begun_again(
     node.triton.load_seconds = 0.01
     await node.lifecycle.start_load(behind)  # the GPU is not held meanwhile
     assert behind.state is ModelState.READY
-    await until(lambda: node.triton.held[NAME] is IndexState.READY)
+    await until(lambda: node.triton.loaded[NAME] is IndexState.READY)
     await node.lifecycle.start_load(model)
     assert (model.state, model.resident) == (ModelState.READY, True)
     assert node.triton.loads.count(NAME) == 1
@@ -191,9 +191,9 @@ async def test_a_pod_that_goes_during_its_load_is_waited_for_by_nobody(on_node: 
     on_node.models.lose_pod(UID)
     unload = on_node.lifecycle.start_unload(NAME)
     await load
-    assert on_node.triton.held[NAME] is IndexState.LOADING
+    assert on_node.triton.loaded[NAME] is IndexState.LOADING
     await unload
-    assert on_node.triton.held[NAME] is IndexState.UNAVAILABLE
+    assert on_node.triton.loaded[NAME] is IndexState.UNAVAILABLE
     assert (list(on_node.models), on_node.repository.records()) == ([], {})
 
 
@@ -201,7 +201,7 @@ async def test_a_pod_that_ends_while_its_load_waits_for_its_turn_gets_none(on_no
     first, ends = await on_node.stage(), await on_node.stage("p2")  # on one GPU
     on_node.triton.takes[NAME] = 3
     loads = [on_node.lifecycle.start_load(first)]
-    await until(lambda: on_node.triton.held.get(NAME) is IndexState.LOADING)
+    await until(lambda: on_node.triton.loaded.get(NAME) is IndexState.LOADING)
     loads.append(on_node.lifecycle.start_load(ends))
     await until(lambda: "on its GPU" in ends.reason)
     ends.deleting = True  # it keeps its files until it is gone
@@ -238,7 +238,7 @@ async def test_a_triton_that_dies_while_a_copy_is_drained_is_not_asked_to_unload
 
     on_node.triton.unload = noted  # type: ignore[method-assign]
     staging = asyncio.ensure_future(on_node.stage(digest="another"))
-    await until(lambda: not on_node.gateway.drained and on_node.triton.held == {NAME: IndexState.READY})
+    await until(lambda: not on_node.gateway.drained and on_node.triton.loaded == {NAME: IndexState.READY})
     await asyncio.sleep(0.05)
     on_node.triton.die()
     model = await staging

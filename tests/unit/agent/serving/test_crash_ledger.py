@@ -267,15 +267,15 @@ def test_a_new_agent_knows_all_that_was_known() -> None:
     ("held", "remembers", "suspect"),
     [(set(), False, True), (set(), True, False), ({"aaa"}, False, False)],
 )
-def test_what_an_agent_before_left_open(held: set[ServerName], remembers: bool, suspect: bool) -> None:
+def test_what_an_agent_before_left_open(loaded: set[ServerName], remembers: bool, suspect: bool) -> None:
     """How Triton ended, if it has, nobody has seen: nothing is quarantined by that."""
     ledger = CrashLedger()
     begin(ledger, A)
     after = read_again(ledger)
-    after.inherit(held, remembers=remembers)
+    after.inherit(loaded, remembers=remembers)
     assert after.is_suspect(A) is suspect
     assert not after.is_suspect(A, "theirs")  # nor has anybody seen what else was in it
-    assert [mark.name for mark in after.open] == sorted(held)
+    assert [mark.name for mark in after.open] == sorted(loaded)
     assert after.all_quarantined(NOW) == []
 
 

@@ -182,7 +182,7 @@ async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_n
     innocent = await on_node.stage()
     load = on_node.lifecycle.start_load(innocent)
     for leaver in leavers:
-        await until(lambda: on_node.triton.held.get(NAME) is IndexState.LOADING)
+        await until(lambda: on_node.triton.loaded.get(NAME) is IndexState.LOADING)
         on_node.models.lose_pod(leaver.ref.uid)
         await on_node.lifecycle.start_unload(on_server(leaver.ref.uid))
     await load
@@ -257,7 +257,7 @@ async def test_a_tenant_has_a_neighbours_files_refused_by_no_death_that_it_can_b
     for deaths in range(6):
         if bait.failure is Failure.QUARANTINED:
             break
-        await until(lambda: node.triton.held.get(NAME) is IndexState.LOADING or load.done())
+        await until(lambda: node.triton.loaded.get(NAME) is IndexState.LOADING or load.done())
         node.triton.die()
         await until(lambda deaths=deaths: node.triton.deaths > deaths and killer.state is ModelState.READY)  # type: ignore[misc]
     await load

@@ -147,15 +147,15 @@ class History:
             assert {one.name} in self.triton.died_with, f"{one.name} was never alone"
 
     def check_memory(self) -> None:
-        held: dict[str, int] = {}
-        for name, state in self.triton.held.items():
+        loaded: dict[str, int] = {}
+        for name, state in self.triton.loaded.items():
             if IndexEntry(state).is_gone:
                 continue
             model = self.node.models.served_as(name)
             assert model is not None, f"nobody knows of {name}, which Triton holds"
             assert model.gpu is not None
-            held[model.gpu.uuid] = held.get(model.gpu.uuid, 0) + model.requested_bytes
-        assert all(size <= TOTAL_GIB * GIB for size in held.values()), held
+            loaded[model.gpu.uuid] = loaded.get(model.gpu.uuid, 0) + model.requested_bytes
+        assert all(size <= TOTAL_GIB * GIB for size in loaded.values()), loaded
 
     def model(self, uid: str) -> Model | None:
         return self.node.models.get(PodUid(uid))
@@ -170,9 +170,9 @@ class History:
                 continue
             match kind:
                 case "well" | "slow" | "stays" | "moody":
-                    is_told = model.failure in (Failure.QUARANTINED, Failure.TRANSIENT) and model.reason
+                    is_notified = model.failure in (Failure.QUARANTINED, Failure.TRANSIENT) and model.reason
                     charged = model.failure is Failure.QUARANTINED or kind == "moody"
-                    assert model.state is ModelState.READY or (is_told and charged), (uid, kind, model)
+                    assert model.state is ModelState.READY or (is_notified and charged), (uid, kind, model)
                 case "deadly":
                     assert model.failure is Failure.QUARANTINED, (uid, model)
                 case "hangs":

@@ -169,11 +169,11 @@ async def test_what_triton_never_had_is_not_unloaded_there(on_node: Node) -> Non
 
 async def test_a_directory_of_nobody_is_removed_and_an_unknown_name_is_no_trouble(on_node: Node) -> None:
     (on_node.repository.models / "nobodys").mkdir()
-    on_node.triton.held[ServerName("nobodys")] = IndexState.READY
+    on_node.triton.loaded[ServerName("nobodys")] = IndexState.READY
     for name in ("nobodys", "unheard"):
         await on_node.lifecycle.start_unload(ServerName(name))
     assert on_node.repository.records() == {}
-    assert on_node.triton.held[ServerName("nobodys")] is IndexState.UNAVAILABLE
+    assert on_node.triton.loaded[ServerName("nobodys")] is IndexState.UNAVAILABLE
 
 
 async def test_a_living_pods_model_is_unloaded_only_when_the_pod_is_ending(on_node: Node) -> None:
@@ -198,7 +198,7 @@ async def test_nothing_is_loaded_for_a_pod_that_is_ending(on_node: Node) -> None
 async def test_a_model_that_an_agent_before_has_loaded_keeps_what_was_measured_then(on_node: Node) -> None:
     model = await on_node.stage()
     on_node.repository.learn(NAME, measured_bytes=7, served=False)
-    on_node.triton.held[NAME] = IndexState.READY
+    on_node.triton.loaded[NAME] = IndexState.READY
     await on_node.lifecycle.start_load(model)
     record = on_node.repository.record(NAME)
     assert record is not None
@@ -231,7 +231,7 @@ async def test_a_close_waits_for_the_end_of_what_it_cancels(on_node: Node) -> No
     await asyncio.sleep(0)
     assert not on_node.lifecycle.is_loading(UID)
     assert on_node.slots.busy_gpus() == set()
-    assert on_node.triton.held[NAME] is IndexState.LOADING  # it goes on
+    assert on_node.triton.loaded[NAME] is IndexState.LOADING  # it goes on
 
 
 async def test_a_disk_that_cannot_be_read_fails_the_load_and_keeps_the_files(

@@ -85,7 +85,7 @@ async def test_a_model_that_went_to_another_gpu_is_unloaded(on_node: Node) -> No
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure, model.resident) == (ModelState.FAILED, Failure.TRANSIENT, False)
     assert "loaded on GPU GPU-b and not on GPU-a" in model.reason
-    assert on_node.triton.held[NAME] is IndexState.UNAVAILABLE
+    assert on_node.triton.loaded[NAME] is IndexState.UNAVAILABLE
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.5])  # it is loaded before the first is, or still being loaded
@@ -139,7 +139,7 @@ async def test_a_model_serves_on_though_the_disk_is_too_full_to_note_it(
     monkeypatch.setattr(on_node.repository, "learn", full)
     model = await on_node.stage()
     await on_node.lifecycle.start_load(model)
-    assert (model.state, on_node.triton.held[NAME]) == (ModelState.READY, IndexState.READY)
+    assert (model.state, on_node.triton.loaded[NAME]) == (ModelState.READY, IndexState.READY)
     assert model.measured_bytes is not None  # nor is what it takes forgotten
     monkeypatch.undo()
     await on_node.lifecycle.start_load(model)
@@ -172,7 +172,7 @@ async def test_what_is_staged_anew_is_used_again_once_the_old_is_out(on_node: No
     assert on_node.gateway.drained == [(UID, [NAME])]
     assert on_node.gateway.off == set()
     await on_node.lifecycle.start_load(model)
-    assert (model.state, on_node.triton.held) == (ModelState.READY, {NAME: IndexState.READY})
+    assert (model.state, on_node.triton.loaded) == (ModelState.READY, {NAME: IndexState.READY})
 
 
 async def test_what_triton_says_of_a_load_is_told_with_the_name_that_people_know(on_node: Node) -> None:

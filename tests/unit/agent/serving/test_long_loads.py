@@ -117,7 +117,7 @@ def test_a_finalize_that_takes_long_holds_its_gpu_for_half_a_minute(tmp_path: Pa
         node.triton.stays.add(on_server("p1"))
         node.models.lose_pod(stays.ref.uid)
         unload = node.lifecycle.start_unload(on_server("p1"))
-        await until(lambda: node.triton.held[on_server("p1")] is IndexState.UNLOADING)
+        await until(lambda: node.triton.loaded[on_server("p1")] is IndexState.UNLOADING)
         _, seconds = await seconds_to_serve(node, "p2")
         assert TURN_SECONDS - 5 < seconds < TURN_SECONDS + 5
         unload.cancel()

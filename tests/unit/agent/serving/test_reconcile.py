@@ -133,7 +133,7 @@ class Agent(Node):
         """The agent dies and is started anew; its Triton and its disk stay."""
         await self.lifecycle.close()
         after = Agent(self.repository.models.parent)
-        after.triton.held, after.triton.configs = self.triton.held, self.triton.configs
+        after.triton.loaded, after.triton.configs = self.triton.loaded, self.triton.configs
         await after.reconciler.adopt_repository()
         return after
 
@@ -190,7 +190,7 @@ async def test_a_failed_load_is_tried_again_after_growing_pauses(on_node: Agent)
     await on_node.settle()
     assert (model.state, model.reason) == (ModelState.READY, "")
     # Having served, it begins anew with a short pause.
-    on_node.triton.held.clear()
+    on_node.triton.loaded.clear()
     on_node.triton.errors = [TritonRefused("nobody knows")]
     await on_node.settle()
     assert model.state is ModelState.FAILED
@@ -243,7 +243,7 @@ async def test_a_new_agent_adopts_what_is_there_and_waits_for_what_triton_is_at(
     await on_node.stage("p2", on="GPU-b")
     await on_node.settle()
     await on_node.lifecycle.close()
-    on_node.triton.held[NAME] = IndexState.LOADING
+    on_node.triton.loaded[NAME] = IndexState.LOADING
     after = await on_node.restart()
     assert {model.ref.uid: model.resident for model in after.models} == {"p1": True, "p2": True}
     for uid in ("p1", "p2"):
@@ -255,7 +255,7 @@ async def test_a_new_agent_adopts_what_is_there_and_waits_for_what_triton_is_at(
             "p2": ModelState.READY,
         }:
             await asyncio.sleep(0.005)
-    after.triton.held[NAME] = IndexState.READY
+    after.triton.loaded[NAME] = IndexState.READY
     await after.settle()
     assert {model.state for model in after.models} == {ModelState.READY}
     assert after.triton.loads == []
@@ -268,7 +268,7 @@ async def test_a_new_agent_unloads_what_no_pod_wants_any_more(on_node: Agent) ->
     await after.settle()
     await after.settle()
     assert (after.repository.records(), list(after.models)) == ({}, [])
-    assert after.triton.held[NAME] is IndexState.UNAVAILABLE
+    assert after.triton.loaded[NAME] is IndexState.UNAVAILABLE
 
 
 async def test_an_unload_that_fails_is_told_once_however_many_passes_waited_for_it(
@@ -327,7 +327,7 @@ async def test_files_that_are_wiped_under_a_served_model_are_lost_and_nobody_els
     for _ in range(3):
         await on_node.settle()
         assert (model.state, other.state) == (ModelState.LOST, ModelState.READY)
-    assert (model.resident, on_node.triton.held[NAME]) == (False, IndexState.UNAVAILABLE)
+    assert (model.resident, on_node.triton.loaded[NAME]) == (False, IndexState.UNAVAILABLE)
 
 
 async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent) -> None:
@@ -465,7 +465,7 @@ async def test_memory_of_a_model_whose_files_and_pod_are_gone_is_held_until_trit
     await on_node.reconciler.step()
     await asyncio.sleep(0.03)
     assert (list(on_node.models), model.resident) == ([model], True)
-    assert on_node.triton.held[NAME] is IndexState.UNLOADING
+    assert on_node.triton.loaded[NAME] is IndexState.UNLOADING
     await on_node.settle()
     await on_node.settle()
     assert list(on_node.models) == []
@@ -501,7 +501,7 @@ async def test_what_is_being_loaded_is_left_to_its_load(on_node: Agent) -> None:
     load = on_node.lifecycle.start_load(model)
     while not on_node.triton.loading:
         await asyncio.sleep(0.001)
-    on_node.triton.held.pop(NAME)  # an index that is behind
+    on_node.triton.loaded.pop(NAME)  # an index that is behind
     shutil.rmtree(on_node.repository.models / NAME)
     on_node.models.set_resident(model, True)
     await on_node.reconciler.step()
@@ -514,7 +514,7 @@ async def test_a_model_that_is_being_unloaded_is_not_loaded(on_node: Agent) -> N
     await on_node.settle()
     model.deleting, on_node.triton.unload_seconds = True, 60
     unload = on_node.lifecycle.start_unload(NAME)
-    while on_node.triton.held[NAME] is not IndexState.UNLOADING:
+    while on_node.triton.loaded[NAME] is not IndexState.UNLOADING:
         await asyncio.sleep(0.001)
     on_node.triton.die()
     await on_node.settle()
@@ -529,14 +529,14 @@ async def test_what_an_older_agent_has_left_under_its_models_names_is_unloaded_a
     model = await on_node.stage()
     old = ServerName("model-p1")
     (on_node.repository.models / NAME).rename(on_node.repository.models / old)
-    on_node.triton.held = {old: IndexState.READY}
+    on_node.triton.loaded = {old: IndexState.READY}
     after = await on_node.restart()
     after.models.remember(report(models=(replace(listed("p1"), state=ModelState.READY),)))
     after.models.see_pod(seen("p1"))
     for _ in range(3):
         await after.settle()
     (found,) = after.models
-    assert after.triton.held == {old: IndexState.UNAVAILABLE}
+    assert after.triton.loaded == {old: IndexState.UNAVAILABLE}
     assert after.repository.records() == {}
     assert (found.state, found.ref, found.resident) == (ModelState.LOST, model.ref, False)
     assert "only a new pod stages them again" in found.reason

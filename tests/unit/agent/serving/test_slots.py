@@ -23,7 +23,7 @@ async def test_memory_is_held_until_the_model_is_gone(on_node: Node) -> None:
     on_node.models.lose_pod(UID)
     on_node.triton.stays = {NAME}
     unload = on_node.lifecycle.start_unload(NAME)
-    await until(lambda: on_node.triton.held[NAME] is IndexState.UNLOADING)
+    await until(lambda: on_node.triton.loaded[NAME] is IndexState.UNLOADING)
     assert (model.state, model.resident) == (ModelState.UNLOADING, True)
     assert on_node.models.get(UID) is model
     assert on_node.slots.busy_gpus() == {GPU.uuid}
@@ -136,6 +136,6 @@ async def test_two_pods_serve_models_of_one_name_and_of_one_content(tmp_path: Pa
     assert [model.state for model in (one, other)] == [ModelState.READY] * 2
     on_node.models.lose_pod(UID)
     await on_node.lifecycle.start_unload(on_server("p1", "net"))
-    assert on_node.triton.held[on_server("p2", "net")] is IndexState.READY
+    assert on_node.triton.loaded[on_server("p2", "net")] is IndexState.READY
     assert other.state is ModelState.READY
     assert list(on_node.repository.records()) == [on_server("p2", "net")]

@@ -55,11 +55,11 @@ async def test_a_triton_that_stays_away_fails_the_load_and_keeps_the_files(
 async def test_what_triton_is_loading_already_is_waited_for_and_not_loaded_twice(on_node: Node) -> None:
     """As an agent finds it that starts while a load of the one before goes on."""
     model = await on_node.stage()
-    on_node.triton.held[NAME] = IndexState.LOADING
+    on_node.triton.loaded[NAME] = IndexState.LOADING
     load = on_node.lifecycle.start_load(model)
     told = (ModelState.LOADING, "Triton is loading it since before this load")
     await until(lambda: (model.state, model.reason) == told)
-    on_node.triton.held[NAME] = IndexState.READY
+    on_node.triton.loaded[NAME] = IndexState.READY
     await load
     assert (model.state, model.resident, model.reason) == (ModelState.READY, True, "")
     assert on_node.triton.loads == []
@@ -70,11 +70,11 @@ async def test_what_triton_is_loading_already_is_waited_for_and_not_loaded_twice
 
 async def test_what_triton_is_unloading_is_loaded_once_it_is_gone(on_node: Node) -> None:
     model = await on_node.stage()
-    on_node.triton.held[NAME] = IndexState.UNLOADING
+    on_node.triton.loaded[NAME] = IndexState.UNLOADING
     load = on_node.lifecycle.start_load(model)
     await asyncio.sleep(0.1)
     assert on_node.triton.loads == []
-    on_node.triton.held[NAME] = IndexState.UNAVAILABLE
+    on_node.triton.loaded[NAME] = IndexState.UNAVAILABLE
     await load
     assert (model.state, on_node.triton.loads) == (ModelState.READY, [NAME])
 
@@ -95,12 +95,12 @@ async def test_triton_is_not_asked_without_pause(tmp_path: Path) -> None:
     await node.lifecycle.start_unload(NAME)
     assert 2 < looks[0] < 20
     again = await node.stage("p9")
-    node.triton.held[on_server("p9")] = IndexState.LOADING
+    node.triton.loaded[on_server("p9")] = IndexState.LOADING
     looks[0] = 0
     load = node.lifecycle.start_load(again)
     await asyncio.sleep(0.3)
     assert 1 < looks[0] < 10
-    node.triton.held[on_server("p9")] = IndexState.READY
+    node.triton.loaded[on_server("p9")] = IndexState.READY
     await load
     node.reported.away, waits = True, await node.stage("p2")
     load = node.lifecycle.start_load(waits)

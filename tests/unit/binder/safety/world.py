@@ -66,7 +66,7 @@ class Truth:
         self.cordoned: set[str] = set()
         # Measured of models, on each of their GPUs, and held by strangers; GPUs that are not there.
         self.measured: dict[str, int] = {}
-        self.foreign: dict[str, int] = {}
+        self.other_use: dict[str, int] = {}
         self.lost: set[str] = set()
         # Nodes that are not registered, and those that are and of which no agent has reported yet.
         self.gone: set[str] = set()
@@ -75,7 +75,7 @@ class Truth:
 
     def node(self, name: str) -> Json:
         gpus = [
-            gpu(uuid, index=i, total=size * GIB, other_use_bytes=self.foreign.get(uuid, 0))
+            gpu(uuid, index=i, total=size * GIB, other_use_bytes=self.other_use.get(uuid, 0))
             for i, size in enumerate(NODES[name])
             if (uuid := f"{name}-{i}") not in self.lost
         ]
@@ -109,7 +109,7 @@ class Truth:
     def used(self) -> dict[str, int]:
         """Bytes on each GPU: of pods that have a node, of models that are still there without one, and of
         strangers."""
-        used = dict(self.foreign)
+        used = dict(self.other_use)
         for uid, choice in self.choices().items():
             for uuid in choice.uuids:
                 used[uuid] = used.get(uuid, 0) + max(choice.bytes, self.measured.get(uid, 0))
@@ -452,10 +452,10 @@ class World:
         """Somebody who is none of Berth's takes memory, or gives it back."""
         name = sorted(NODES)[a % len(NODES)]
         uuid, more = f"{name}-{b % len(NODES[name])}", (1 + b % 4) * GIB
-        if self.truth.foreign.pop(uuid, 0):
+        if self.truth.other_use.pop(uuid, 0):
             self._report(name)
         elif self._is_calm(name) and self.truth.free(uuid) >= more:
-            self.truth.foreign[uuid] = more
+            self.truth.other_use[uuid] = more
             self._report_at_once(name)
 
     async def op_gpu(self, a: int, b: int) -> None:

@@ -34,7 +34,18 @@ from proxy.wire.h2.frames import (
 )
 from proxy.wire.h2.sending import MAX_FRAME
 from proxy.wire.h2.server import MAX_STREAMS, ServerCodec
-from tests.fakes.h2_codecs import DONE, HEAD, INTRODUCTION, OK, client, head, introduced, output, server, told
+from tests.fakes.h2_codecs import (
+    DONE,
+    HEAD,
+    INTRODUCTION,
+    OK,
+    by_stream,
+    client,
+    head,
+    introduced,
+    output,
+    server,
+)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -89,7 +100,7 @@ def calls(rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def heard(
+def read(
     codec: ServerCodec[Any, Any] | ClientCodec[Any, Any], pieces: list[bytes], most: int = 1_000_000
 ) -> dict[int, list[Any]]:
     events = []
@@ -97,7 +108,7 @@ def heard(
         events += codec.receive(piece, most)
         while codec.has_more:
             events += codec.receive(b"", most)
-    return told(events)
+    return by_stream(events)
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -109,14 +120,14 @@ def test_however_it_is_cut_it_says_the_same(seed: int) -> None:
         for _ in range(rng.randrange(1, 3)):
             damaged[rng.randrange(24, len(damaged))] ^= 1 << rng.randrange(8)
         said = bytes(damaged)
-    whole = heard(server(), [said])
+    whole = read(server(), [said])
     cuts = sorted(rng.randrange(len(said)) for _ in range(rng.choice([1, 3, 30])))
     pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    assert heard(server(), pieces) == whole
-    assert heard(server(), [said], rng.choice([1, 2, 7])) == whole, (
+    assert read(server(), pieces) == whole
+    assert read(server(), [said], rng.choice([1, 2, 7])) == whole, (
         "so does what is taken a few frames at a time"
     )
-    assert heard(server(), pieces, rng.choice([1, 2, 7])) == whole
+    assert read(server(), pieces, rng.choice([1, 2, 7])) == whole
 
 
 def test_a_call_cut_at_any_byte_says_the_same() -> None:
@@ -124,7 +135,7 @@ def test_a_call_cut_at_any_byte_says_the_same() -> None:
     events = introduced().receive(said)
     assert [type(event) for event in events] == [WholeRequest]
     for cut in range(1, len(said)):
-        assert heard(introduced(), [said[:cut], said[cut:]]) == told(events)
+        assert read(introduced(), [said[:cut], said[cut:]]) == by_stream(events)
 
 
 def crowd(rng: random.Random) -> bytes:
@@ -160,10 +171,10 @@ def crowd(rng: random.Random) -> bytes:
 def test_a_crowd_of_calls_says_the_same_however_it_is_cut(seed: int) -> None:
     rng = random.Random(seed)
     said = crowd(rng)
-    whole = heard(server(), [said])
+    whole = read(server(), [said])
     cuts = sorted(rng.randrange(len(said)) for _ in range(rng.choice([1, 3, 30, 300])))
     pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    assert heard(server(), pieces) == whole
+    assert read(server(), pieces) == whole
 
 
 def test_calls_whose_heads_all_come_first_are_one_event_each() -> None:
@@ -198,7 +209,7 @@ def test_an_answer_cut_at_any_byte_says_the_same() -> None:
     assert [type(event) for event in events] == [WholeAnswer]
     for cut in range(1, len(said)):
         codec = asked()
-        assert heard(codec, [said[:cut], said[cut:]]) == told(events)
+        assert read(codec, [said[:cut], said[cut:]]) == by_stream(events)
         assert not codec.streams
 
 
@@ -662,7 +673,7 @@ def test_a_client_of_another_make_is_answered(seed: int) -> None:
     peer, codec = h2_peer(is_client=True), server()
     asked: dict[int, bytes] = {}
     todo: dict[int, bytes] = {}
-    heard: dict[int, bytes] = {}
+    read: dict[int, bytes] = {}
     answered: dict[int, bytes] = {}
     sizes = [0, 3, 20_000, 300_000]
     for _ in range(2000):
@@ -684,13 +695,13 @@ def test_a_client_of_another_make_is_answered(seed: int) -> None:
                     case WholeRequest():
                         codec.send_answer(event.stream, OK, event.data or b"-", DONE)
                     case Headers():
-                        heard[event.stream.id] = b""
+                        read[event.stream.id] = b""
                         assert not event.end
                     case Data():
-                        heard[event.stream.id] += event.data
+                        read[event.stream.id] += event.data
                         event.release()
                         if event.end:
-                            codec.send_answer(event.stream, OK, heard[event.stream.id] or b"-", DONE)
+                            codec.send_answer(event.stream, OK, read[event.stream.id] or b"-", DONE)
                     case Ended():
                         raise AssertionError(event.message)
             said = said[size:]
@@ -717,7 +728,7 @@ def test_a_client_of_another_make_is_answered(seed: int) -> None:
 def test_a_server_of_another_make_is_asked(seed: int) -> None:
     rng = random.Random(seed)
     peer, codec = h2_peer(is_client=False), client()
-    asked, heard, answers = {}, dict[int, bytes](), dict[int, bytes]()
+    asked, read, answers = {}, dict[int, bytes](), dict[int, bytes]()
     done: set[int] = set()
     to_say: dict[int, bytes] = {}
     for _ in range(2000):
@@ -728,16 +739,16 @@ def test_a_server_of_another_make_is_asked(seed: int) -> None:
             for event in peer.receive_data(b"".join(codec.take_output())):
                 match event:
                     case h2.events.RequestReceived():
-                        heard[event.stream_id] = b""
+                        read[event.stream_id] = b""
                     case h2.events.DataReceived():
-                        heard[event.stream_id] += event.data
+                        read[event.stream_id] += event.data
                         peer.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                     case h2.events.StreamEnded():
-                        assert heard[event.stream_id] == asked[event.stream_id]
+                        assert read[event.stream_id] == asked[event.stream_id]
                         peer.send_headers(
                             event.stream_id, [(b":status", b"200"), (b"x", b"%d" % rng.randrange(3))]
                         )
-                        to_say[event.stream_id] = heard[event.stream_id] + b"!"
+                        to_say[event.stream_id] = read[event.stream_id] + b"!"
         for stream, rest in list(to_say.items()):
             room = max(0, min(peer.local_flow_control_window(stream), 16_384, len(rest)))
             peer.send_data(stream, rest[:room])

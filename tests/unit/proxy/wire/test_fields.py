@@ -55,21 +55,21 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", sorted(MALFORMED))
 def test_a_malformed_block_is_refused_each_time(what: str) -> None:
-    reader, moulds = request_reader(), list[Template[Kind]]()
+    reader, templates = request_reader(), list[Template[Kind]]()
     for _ in range(12):
         with pytest.raises(Malformed):
-            reader.read(MALFORMED[what], moulds)
+            reader.read(MALFORMED[what], templates)
 
 
 @pytest.mark.parametrize("value", [b"x\ny", b" x", b"x ", b"\0"])
 @pytest.mark.parametrize("name", [b"traceparent", b"grpc-timeout", b"berth-key", b"content-length"])
 def test_a_bad_value_does_not_fit_a_mould(name: bytes, value: bytes) -> None:
-    reader, moulds = request_reader(), list[Template[Kind]]()
+    reader, templates = request_reader(), list[Template[Kind]]()
     for number in range(20):
-        reader.read(head((name, b"%d" % number)), moulds)
-    assert moulds
+        reader.read(head((name, b"%d" % number)), templates)
+    assert templates
     with pytest.raises(Malformed):
-        reader.read(head((name, value)), moulds)
+        reader.read(head((name, value)), templates)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_what_cannot_be_read_is_told_apart(block: bytes) -> None:
 
 
 def test_a_list_that_is_too_long_is_refused_by_every_way() -> None:
-    reader, moulds = request_reader(), list[Template[Kind]]()
+    reader, templates = request_reader(), list[Template[Kind]]()
     for number in range(20):
-        reader.read(head((b"a", b"%d" % number)), moulds)
+        reader.read(head((b"a", b"%d" % number)), templates)
     with pytest.raises(HeaderListTooLarge):
-        reader.read(head((b"a", b"x" * HEADER_LIST_BYTES)), moulds)
+        reader.read(head((b"a", b"x" * HEADER_LIST_BYTES)), templates)
     with pytest.raises(HeaderListTooLarge):
-        reader.read(head(*[(b"a%d" % n, b"") for n in range(3000)]), moulds)
+        reader.read(head(*[(b"a%d" % n, b"") for n in range(3000)]), templates)
 
 
 def test_trailers_have_no_pseudo_header_fields() -> None:
@@ -132,18 +132,18 @@ def blocks(rng: random.Random) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(100))
 def test_a_mould_says_what_reading_field_by_field_says(seed: int) -> None:
     rng = random.Random(seed)
-    reader, moulds = request_reader(), list[Template[Kind]]()
+    reader, templates = request_reader(), list[Template[Kind]]()
     for block in blocks(rng):
-        assert said(reader.read(block, moulds)) == said(request_reader().read(block))
+        assert said(reader.read(block, templates)) == said(request_reader().read(block))
         damaged = bytearray(block)
         damaged[rng.randrange(len(block))] ^= 1 << rng.randrange(8)
         cut = rng.choice([bytes(damaged), block[: rng.randrange(len(block))], block + block[-1:]])
-        assert outcome(reader, cut, moulds) == outcome(request_reader(), cut, None)
+        assert outcome(reader, cut, templates) == outcome(request_reader(), cut, None)
 
 
-def outcome(reader: FieldReader[Kind], block: bytes, moulds: list[Template[Kind]] | None) -> object:
+def outcome(reader: FieldReader[Kind], block: bytes, templates: list[Template[Kind]] | None) -> object:
     try:
-        return said(reader.read(block, moulds))
+        return said(reader.read(block, templates))
     except (Malformed, HpackError, HeaderListTooLarge) as error:
         return type(error)
 
@@ -162,20 +162,20 @@ def test_a_field_that_is_new_each_time_is_not_read_anew(
         ]
         return bytes(encoder.encode([*HEAD, *new], huffman=huffman)).removeprefix(hpack.NO_TABLE)
 
-    reader, moulds = request_reader(), list[Template[Kind]]()
+    reader, templates = request_reader(), list[Template[Kind]]()
     for number in range(20):
-        reader.read(block(number), moulds)
+        reader.read(block(number), templates)
     monkeypatch.setattr(FieldReader, "_read", None)
     for number in range(20, 2000):
-        fields = reader.read(block(number), moulds)
+        fields = reader.read(block(number), templates)
         assert fields.values == ((b"grpc-timeout", b"%dm" % number),)
     assert len(reader.known) < 20
 
 
 def test_what_is_always_the_same_is_the_same_object() -> None:
-    reader, moulds = request_reader(), list[Template[Kind]]()
-    first: Fields[Kind] = reader.read(head((b"a", b"b")), moulds)
-    assert reader.read(head((b"a", b"b")), moulds) is first
+    reader, templates = request_reader(), list[Template[Kind]]()
+    first: Fields[Kind] = reader.read(head((b"a", b"b")), templates)
+    assert reader.read(head((b"a", b"b")), templates) is first
 
 
 @pytest.mark.parametrize("seed", range(60))

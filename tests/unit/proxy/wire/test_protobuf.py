@@ -247,8 +247,8 @@ def test_what_a_configuration_tells(config: dict[str, object], decoupled: bool, 
 
 def test_a_message_of_a_status_is_any_text_and_not_too_long() -> None:
     """grpc/doc/PROTOCOL-HTTP2.md: printable ASCII but for %, the rest percent-encoded."""
-    told = dict(trailers(GrpcError(Status.INTERNAL, "50 % of ü\n~", x_y="z")))
-    assert told == {b"grpc-status": b"13", b"grpc-message": b"50 %25 of %C3%BC%0A~", b"x-y": b"z"}
+    by_stream = dict(trailers(GrpcError(Status.INTERNAL, "50 % of ü\n~", x_y="z")))
+    assert by_stream == {b"grpc-status": b"13", b"grpc-message": b"50 %25 of %C3%BC%0A~", b"x-y": b"z"}
     printable = bytes(byte for byte in range(32, 127) if byte != ord("%")).decode()
     assert dict(trailers(GrpcError(Status.OK, printable)))[b"grpc-message"] == printable.encode()
     long = dict(trailers(GrpcError(Status.UNKNOWN, "x" * 100_000)))[b"grpc-message"]
