@@ -101,7 +101,7 @@ def test_a_right_to_one_object_is_to_that_of_its_file() -> None:
         ("berth-activator", set()),
     ],
 )
-async def test_admission_mounts_no_token_beside_those_that_are_asked_for(
+async def test_admission_mounts_no_token_beside_those_that_are_requested(
     cluster: LocalCluster, owner: str, containers: set[str]
 ) -> None:
     """A pod as it would be stored: Kubernetes adds a token to every container unless it is told not to."""

@@ -358,7 +358,7 @@ async def test_of_a_pod_it_writes_the_cost_of_its_deletion(
         await scaler.patch(pod_of(await pods(cluster)), patch)
 
 
-async def test_of_a_pod_that_is_nobodys_copy_it_writes_nothing(
+async def test_of_a_pod_that_is_no_replica_it_writes_nothing(
     cluster: LocalCluster, scaler: KubeClient
 ) -> None:
     (own, *_) = (await cluster.client.get(paths.pods("berth-system")))["items"]

@@ -112,7 +112,7 @@ async def test_a_failed_model_is_tried_again_and_serves_once_it_is_mended(
     ("annotation", "value"),
     [(KEYS.model_id, "a/b"), (KEYS.requirements, "a,,b"), (KEYS.model_name, "x" * 200)],
 )
-async def test_a_pod_with_a_wrong_annotation_is_told_so(
+async def test_a_pod_with_a_wrong_annotation_is_reported(
     user: User, source: str, annotation: str, value: str
 ) -> None:
     pod = model_pod("wrong", source=source, gpu_mem="1Gi", annotations={annotation: value})

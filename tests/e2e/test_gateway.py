@@ -270,7 +270,9 @@ async def test_a_killed_gateway_is_back_and_so_are_its_models_pods(user: User, s
 
 
 @pytest.mark.nightly
-async def test_without_a_gateway_a_door_says_so_and_its_pod_is_not_ready(user: User, source: str) -> None:
+async def test_without_a_gateway_a_pods_proxy_says_so_and_its_pod_is_not_ready(
+    user: User, source: str
+) -> None:
     await user.apply(model_pod("closed", source=source, gpu_mem="1Gi", pod_spec=ON_GPU_1))
     (pod,) = await user.ready("closed")
     gateway = node_of(user, pod).gateway

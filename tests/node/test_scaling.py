@@ -153,7 +153,7 @@ def namespace(name: str) -> Json:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
-async def test_a_model_sleeps_wakes_for_whom_it_may_and_sleeps_again(owner: ScaledUser, source: str) -> None:
+async def test_a_model_scales_to_zero_and_back_and_to_zero_again(owner: ScaledUser, source: str) -> None:
     pods = {name: await owner.parts(name) for name in PARTS}
     deployment = model_deployment(
         MODEL,

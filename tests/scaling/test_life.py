@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 DEFAULT_HOLDS = {"seldon.io/trtis-hold-bytes": "256Mi"}
 
 
-async def test_five_in_flight_have_five_copies_where_five_fit(
+async def test_five_in_flight_have_five_replicas_where_five_fit(
     owner: Owner, echo: str, cluster: LocalCluster, pod_address: str
 ) -> None:
     """KServe's own scenario, on a cluster that is crowded at first."""
@@ -58,7 +58,7 @@ async def test_five_in_flight_have_five_copies_where_five_fit(
     assert (await owner.scaled("crowd")).activity == "False"
 
 
-async def test_a_thousand_first_requests_wait_for_the_first_copy_and_are_answered(
+async def test_a_thousand_first_requests_wait_for_the_first_replica_and_are_answered(
     owner: Owner, echo: str, pod_address: str
 ) -> None:
     await owner.serve("many", source=echo, annotations=scaling(target="300", max_scale="2"))

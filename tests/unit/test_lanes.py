@@ -32,7 +32,9 @@ def test_nightly_tests_are_left_to_the_night() -> None:
         assert [*by_day[:at], *by_day[at + 2 :]] == [*by_night]
 
 
-async def test_what_each_group_came_to_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_each_group_came_to_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     groups = {
         "tests/a/b": python("print('said by one')"),
         "second": python("import sys; sys.exit('said by another')"),

@@ -110,7 +110,7 @@ async def ready(port: int) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_a_request_wakes_its_model_is_held_and_answered(stage: Stage, pod: FakePod) -> None:
+async def test_a_request_starts_its_model_is_buffered_and_answered(stage: Stage, pod: FakePod) -> None:
     stage.know()
     async with running(stage) as activator:
         await stage.listens()
@@ -292,7 +292,7 @@ async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
         ),
     ],
 )
-def test_bad_options_are_told_in_one_line(
+def test_bad_options_are_reported_in_one_line(
     flags: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from berth.cli import main

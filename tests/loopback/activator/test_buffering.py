@@ -26,7 +26,7 @@ from tests.loopback.activator.clients import (
 from tests.loopback.activator.conftest import OWN, Place
 
 
-async def test_a_request_wakes_its_model_and_is_answered_by_the_copy_that_comes(place: Place) -> None:
+async def test_a_request_starts_its_model_and_is_answered_by_the_replica_that_comes(place: Place) -> None:
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(post(session, place))
         await until(lambda: place.cold_starts)
@@ -42,7 +42,7 @@ async def test_a_request_wakes_its_model_and_is_answered_by_the_copy_that_comes(
         assert answer["hash"] == hashlib.sha256(BODY).hexdigest()
 
 
-async def test_a_call_wakes_its_model_and_is_answered_by_the_copy_that_comes(place: Place) -> None:
+async def test_a_call_starts_its_model_and_is_answered_by_the_replica_that_comes(place: Place) -> None:
     async with channel(place) as over:
         asked = asking(stub(over).ModelInfer(request(id="7")))
         await until(lambda: place.cold_starts)
@@ -52,7 +52,7 @@ async def test_a_call_wakes_its_model_and_is_answered_by_the_copy_that_comes(pla
         assert (answer.id, answer.raw_output_contents[0]) == ("7", pattern(3))
 
 
-async def test_a_thousand_first_requests_are_all_answered_within_the_copies_slots(place: Place) -> None:
+async def test_a_thousand_first_requests_are_all_answered_within_the_replicas_slots(place: Place) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, channel(place) as over:
         asked = [asyncio.create_task(post(session, place)) for _ in range(700)]
@@ -136,7 +136,7 @@ async def test_a_stream_of_events_goes_through(place: Place) -> None:
         assert (await asked).count(b"data: ") == 20
 
 
-async def test_a_stream_of_calls_is_held_and_goes_on_with_its_copy(place: Place) -> None:
+async def test_a_stream_of_calls_is_buffered_and_goes_on_with_its_replica(place: Place) -> None:
     pods = [await place.pod(name) for name in "pq"]
     async with channel(place) as over:
         stream = stub(over).ModelStreamInfer()

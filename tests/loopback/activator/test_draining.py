@@ -103,7 +103,7 @@ async def test_a_client_that_rests_loses_no_request_while_the_service_leads_else
     writer.close()
 
 
-async def test_a_stream_whose_client_has_said_all_is_held_and_answered(place: Place) -> None:
+async def test_a_stream_whose_client_has_said_all_is_buffered_and_answered(place: Place) -> None:
     async with channel(place) as over:
         stream = stub(over).ModelStreamInfer()
         await stream.write(request(id="0"))

@@ -109,7 +109,7 @@ async def test_a_stream_in_which_nothing_was_said_wakes_nobody(place: Place) -> 
 # What a sleeping model says of itself.
 
 
-async def test_a_sleeping_model_is_ready_and_is_not_woken_by_who_asks(place: Place) -> None:
+async def test_a_model_at_zero_is_ready_and_readiness_does_not_start_it(place: Place) -> None:
     assert await get(place, "/v2/health/live") == (200, b"")
     assert await get(place, "/v2/health/ready") == (200, b"")
     assert await get(place, "/v2/models/own/ready") == (200, b"")
@@ -129,7 +129,7 @@ async def test_a_sleeping_model_is_ready_and_is_not_woken_by_who_asks(place: Pla
     assert place.own.throttler.buffered == 0
 
 
-async def test_a_model_that_sleeps_again_tells_of_itself_what_its_copy_did(place: Place) -> None:
+async def test_a_model_that_is_at_zero_again_reports_what_its_replica_did(place: Place) -> None:
     await place.serve(await place.pod())
     await until(lambda: place.own.pods.any_open)
     assert await get(place, "/v2/models/own/config") == (200, b'{"name": "own"}')
@@ -152,7 +152,7 @@ async def test_a_model_that_sleeps_again_tells_of_itself_what_its_copy_did(place
     assert not place.cold_starts
 
 
-async def test_a_hopeless_model_says_why_and_is_not_woken(place: Place) -> None:
+async def test_a_failed_model_says_why_and_is_not_started(place: Place) -> None:
     async with aiohttp.ClientSession() as session, channel(place) as over:
         buffered = asyncio.create_task(post(session, place))
         called = asyncio.ensure_future(status_of(stub(over).ModelInfer(request())))
@@ -175,7 +175,7 @@ async def test_a_hopeless_model_says_why_and_is_not_woken(place: Place) -> None:
         assert (await again)[0] == 200
 
 
-async def test_a_hopeless_model_is_served_by_the_copies_that_it_has(place: Place) -> None:
+async def test_a_failed_model_is_served_by_the_replicas_that_it_has(place: Place) -> None:
     """It can have no other: its annotations are broken, or it fits nowhere any more."""
     await place.assign(unavailable="never again")
     pod = await place.pod()
@@ -353,7 +353,7 @@ async def test_who_has_its_slot_is_not_bound_by_the_time_that_it_may_be_held(pla
         await called
 
 
-async def test_a_model_is_not_woken_too_often(place: Place) -> None:
+async def test_a_model_is_not_started_too_often(place: Place) -> None:
     """By clients that ask and leave."""
     await place.limits(cold_starts_per_second=0.001, cold_start_burst=3)
     for count in range(1, 4):
@@ -532,7 +532,7 @@ async def test_a_model_that_is_gone_tells_who_waits_and_ends_what_runs(place: Pl
         assert (await runs)[0] == 200
 
 
-async def test_a_port_that_is_taken_is_told_and_tried_again(place: Place) -> None:
+async def test_a_port_that_is_taken_is_reported_and_tried_again(place: Place) -> None:
     taken = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     await place.assign(rest_port=port)

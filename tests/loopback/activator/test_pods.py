@@ -29,7 +29,7 @@ from tests.loopback.activator.conftest import OWN, Place, free_port
 from tests.loopback.proxy.test_resets import Ends, break_off
 
 
-async def test_no_request_goes_to_a_copy_that_is_not_ready(place: Place) -> None:
+async def test_no_request_goes_to_a_replica_that_is_not_ready(place: Place) -> None:
     """As it says itself: what the cluster says of it comes late, both ways."""
     pod = await place.pod()
     pod.is_ready = False
@@ -49,7 +49,7 @@ async def test_no_request_goes_to_a_copy_that_is_not_ready(place: Place) -> None
         assert (await again)[0] == 200
 
 
-async def test_a_copy_is_found_as_soon_as_it_serves(place: Place) -> None:
+async def test_a_replica_is_found_as_soon_as_it_serves(place: Place) -> None:
     pod = FakePod()
     pod.rest_port, pod.grpc_port = free_port(), free_port()
     place.pods.append(pod)
@@ -62,7 +62,7 @@ async def test_a_copy_is_found_as_soon_as_it_serves(place: Place) -> None:
         assert (await asked)[0] == 200
 
 
-async def test_a_copy_whose_model_is_loaded_is_asked_without_a_rest_until_it_serves(
+async def test_a_replica_whose_model_is_loaded_is_asked_without_a_rest_until_it_serves(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe_schedule, "_SOON_SECONDS", 60.0)
@@ -77,7 +77,7 @@ async def test_a_copy_whose_model_is_loaded_is_asked_without_a_rest_until_it_ser
     await until(lambda: place.own.pods.any_open)
 
 
-async def test_requests_go_to_the_copy_with_the_most_free_slots(place: Place) -> None:
+async def test_requests_go_to_the_replica_with_the_most_free_slots(place: Place) -> None:
     pods = [await place.pod(name, slots=slots) for name, slots in (("p", 1), ("q", 3), ("r", 4))]
     for pod in pods:
         pod.may_answer.clear()
@@ -96,14 +96,14 @@ async def test_requests_go_to_the_copy_with_the_most_free_slots(place: Place) ->
     assert [pod.most_inside for pod in pods] == [1, 3, 4]
 
 
-async def test_several_activators_share_a_copys_slots(place: Place) -> None:
+async def test_several_activators_share_a_replicas_slots(place: Place) -> None:
     await place.assign(activators=3)
     pods = [await place.pod("p", slots=7), await place.pod("q", slots=1)]
     await place.serve(*pods)
     await until(lambda: place.own.throttler.slots == 3)
 
 
-async def test_a_request_whose_copy_cannot_be_reached_goes_to_another(place: Place) -> None:
+async def test_a_request_whose_replica_cannot_be_reached_goes_to_another(place: Place) -> None:
     gone, pod = await place.pod("gone", slots=100), await place.pod("p", slots=100)
     await place.serve(gone, pod)
     await until(lambda: place.own.throttler.slots == 200)
@@ -130,7 +130,7 @@ class Slamming(FakePod):
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_request_whose_copy_ends_its_connection_as_it_is_made_goes_to_another(
+def test_a_request_whose_replica_ends_its_connection_as_it_is_made_goes_to_another(
     factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = UpstreamPool._connection
@@ -166,7 +166,7 @@ def test_a_request_whose_copy_ends_its_connection_as_it_is_made_goes_to_another(
         runner.run(main())
 
 
-async def test_a_request_whose_only_copy_cannot_be_reached_waits_for_the_next(place: Place) -> None:
+async def test_a_request_whose_only_replica_cannot_be_reached_waits_for_the_next(place: Place) -> None:
     gone = await place.pod("gone")
     await place.serve(gone)
     await until(lambda: place.own.pods.any_open)
@@ -198,7 +198,9 @@ async def lost(place: Place) -> None:
 
 
 @pytest.mark.parametrize("why", ["late", "unavailable", "removed"])
-async def test_a_request_that_waits_for_a_copy_again_is_told_when_none_comes(place: Place, why: str) -> None:
+async def test_a_request_that_waits_for_a_replica_again_times_out_when_none_comes(
+    place: Place, why: str
+) -> None:
     await lost(place)
     own = place.own
     await place.limits(seconds=0.5 if why == "late" else 300.0)
@@ -211,7 +213,9 @@ async def test_a_request_that_waits_for_a_copy_again_is_told_when_none_comes(pla
 
 
 @pytest.mark.parametrize("why", ["late", "unavailable", "removed"])
-async def test_a_call_that_waits_for_a_copy_again_is_told_when_none_comes(place: Place, why: str) -> None:
+async def test_a_call_that_waits_for_a_replica_again_times_out_when_none_comes(
+    place: Place, why: str
+) -> None:
     await lost(place)
     own = place.own
     await place.limits(seconds=0.5 if why == "late" else 300.0)
@@ -241,7 +245,7 @@ async def ended(place: Place, why: str, asked: "asyncio.Future[Any]") -> Any:
 
 
 @pytest.mark.parametrize("by_grpc", [False, True])
-async def test_who_waits_for_a_copy_again_may_leave(place: Place, by_grpc: bool) -> None:
+async def test_who_waits_for_a_replica_again_may_leave(place: Place, by_grpc: bool) -> None:
     await lost(place)
     _, writer = await raw(place)
     async with channel(place) as over:
@@ -260,7 +264,7 @@ async def test_who_waits_for_a_copy_again_may_leave(place: Place, by_grpc: bool)
     assert not place.own.report(time.monotonic()).cold_start
 
 
-async def test_a_copy_that_is_too_busy_to_say_is_what_it_was(
+async def test_a_replica_that_is_too_busy_to_say_is_what_it_was(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever took it out would send its load to the others."""
@@ -286,7 +290,7 @@ async def test_a_copy_that_is_too_busy_to_say_is_what_it_was(
     assert not known.is_open
 
 
-async def test_a_copy_serves_when_both_its_ports_do(place: Place) -> None:
+async def test_a_replica_serves_when_both_its_ports_do(place: Place) -> None:
     pod = await place.pod()
     await place.assign(endpoints=(replace(pod.as_endpoint(), grpc_port=free_port()),))
     await until(lambda: pod.probes > 2)
@@ -295,7 +299,7 @@ async def test_a_copy_serves_when_both_its_ports_do(place: Place) -> None:
     await until(lambda: place.own.pods.any_open)
 
 
-async def test_what_a_copy_had_fails_with_it_and_what_waits_goes_to_the_next(place: Place) -> None:
+async def test_what_a_replica_had_fails_with_it_and_what_waits_goes_to_the_next(place: Place) -> None:
     pod = await place.pod("p", slots=2)
     pod.may_answer.clear()
     await place.serve(pod)
@@ -319,7 +323,7 @@ async def test_what_a_copy_had_fails_with_it_and_what_waits_goes_to_the_next(pla
     await until(lambda: place.own.throttler.running == 0)
 
 
-async def test_what_runs_in_a_copy_that_is_taken_away_runs_to_its_end(place: Place) -> None:
+async def test_what_runs_in_a_replica_that_is_taken_away_runs_to_its_end(place: Place) -> None:
     old, new = await place.pod("old"), await place.pod("new")
     old.may_answer.clear()
     await place.serve(old)
@@ -368,7 +372,7 @@ async def test_models_share_no_connection(place: Place) -> None:
     assert sorted(count for count in pod.connections if count) == [1, 1]
 
 
-async def test_a_copy_without_rest_is_believed_when_it_is_said_to_be_ready(place: Place) -> None:
+async def test_a_replica_without_rest_is_believed_when_it_is_said_to_be_ready(place: Place) -> None:
     pod = await place.pod(rest=False)
     await place.assign(endpoints=(pod.as_endpoint(ready=False),), rest_port=0)
     async with channel(place) as over:
@@ -448,7 +452,7 @@ async def test_tls_clients_that_say_nothing_make_room_for_who_does(
         writer.close()
 
 
-async def test_a_tls_client_whose_copy_has_just_gone_waits_for_the_next(
+async def test_a_tls_client_whose_replica_has_just_gone_waits_for_the_next(
     place: Place, authority: Authority
 ) -> None:
     await place.assign(tls=True)
@@ -480,7 +484,7 @@ async def test_a_tls_client_whose_copy_has_just_gone_waits_for_the_next(
         assert await asked == "next"
 
 
-async def test_a_tls_copy_that_breaks_off_at_once_is_not_there(
+async def test_a_tls_replica_that_breaks_off_at_once_is_not_there(
     place: Place, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lost(tunnels._Begun):
@@ -508,7 +512,7 @@ async def test_a_tls_client_that_goes_while_it_waits_leaves_its_place(
     await until(lambda: place.own.throttler.buffered == 0)
 
 
-async def test_a_tls_client_that_is_reset_is_reset_at_its_copy(place: Place, authority: Authority) -> None:
+async def test_a_tls_client_that_is_reset_is_reset_at_its_replica(place: Place, authority: Authority) -> None:
     """data-plane D4: the activator passes bytes on as a door does."""
     ends = Ends()
     replica = await asyncio.start_server(ends.serve, "127.0.0.1", 0)
@@ -636,7 +640,7 @@ async def test_a_pod_that_says_too_much_when_it_is_asked_does_not_serve(place: P
         await place.assign(endpoints=())
 
 
-async def test_however_many_copies_a_tenant_has_that_do_not_serve_to_ask_them_costs_no_more(
+async def test_however_many_replicas_a_tenant_has_that_do_not_serve_to_ask_them_costs_no_more(
     place: Place,
 ) -> None:
     nowhere = free_port()

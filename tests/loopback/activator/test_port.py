@@ -157,7 +157,7 @@ async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds", "is_enough"),
+    ("announced", "seconds", "is_enough"),
     [
         (math.inf, 4.9, False),
         (math.inf, 5.0, True),
@@ -270,7 +270,7 @@ async def test_strangers_have_no_more_room_than_their_own(most: int, most_each: 
         assert (one.port.refused, len(one.pending_clients)) == (7, 0)
 
 
-def test_an_address_has_its_own_part_of_the_doorstep() -> None:
+def test_an_address_has_its_own_part_of_the_handshakes() -> None:
     pending_clients = PendingClients(most=4, most_each=2)
     assert [pending_clients.enter("10.0.0.1") for _ in range(3)] == [True, True, False]
     assert [pending_clients.enter("10.0.0.2") for _ in range(2)] == [True, True]

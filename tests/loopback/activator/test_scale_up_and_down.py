@@ -12,7 +12,7 @@ from tests.loopback.activator.clients import channel, post, request, stub
 from tests.loopback.activator.conftest import Place
 
 
-async def test_nothing_is_lost_while_copies_come_and_go(place: Place) -> None:
+async def test_nothing_is_lost_while_replicas_come_and_go(place: Place) -> None:
     await place.limits(
         cold_starts_per_second=1000, cold_start_burst=1000
     )  # they come and go faster than in any cluster

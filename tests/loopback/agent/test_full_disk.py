@@ -137,7 +137,7 @@ async def test_a_disk_that_others_fill_while_a_model_arrives(disk: Path) -> None
         assert (await one.stage(model([("1/model.py", MIB)]))).bytes == MIB
 
 
-async def test_a_stream_that_breaks_off_on_a_full_disk_is_told_as_broken_off(disk: Path) -> None:
+async def test_a_stream_that_breaks_off_on_a_full_disk_is_reported_as_broken_off(disk: Path) -> None:
     async with serving(disk) as one:
         with pytest.raises(AgentRefused, match="ended without a commit"):
             await one.stage(broken_off(disk))
@@ -146,7 +146,7 @@ async def test_a_stream_that_breaks_off_on_a_full_disk_is_told_as_broken_off(dis
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("where", ["write", "begin_file", "commit"])
-async def test_a_disk_that_takes_nothing_is_told_as_it_is_and_may_do_later(
+async def test_a_disk_that_takes_nothing_is_reported_as_it_is_and_may_do_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, where: str
 ) -> None:
     def broken(*_: object) -> None:

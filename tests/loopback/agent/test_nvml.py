@@ -214,7 +214,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("case", sorted(FAULTS))
-def test_a_fault_of_one_gpu_is_told_and_a_reset_heals_it(reader: Reader, case: str) -> None:
+def test_a_fault_of_one_gpu_is_reported_and_a_reset_heals_it(reader: Reader, case: str) -> None:
     line, reason = FAULTS[case]
     assert reader.read()[0]["healthy"]
     sick, well = reader.read(TWO + f"gpu 0 {line}\n")

@@ -133,7 +133,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
         print(tail(tmp_path / "gateway.log"))
 
 
-async def test_either_side_starts_anew_and_every_copy_is_served_again(place: Place) -> None:
+async def test_either_side_starts_anew_and_every_replica_is_served_again(place: Place) -> None:
     """Two pods of two namespaces serve one name; neither the gateway nor Triton is asked anything by hand."""
     gateway = await place.gateway()
     async with place.agent() as node:

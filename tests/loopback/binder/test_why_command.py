@@ -128,7 +128,7 @@ async def test_an_api_server_that_refuses(api: Api, kubeconfig: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [("team/p1",), ("p1", "-n", "../x"), ("P1",), ("",)])
-async def test_what_is_no_name_is_not_asked_for(kubeconfig: str, argv: tuple[str, ...]) -> None:
+async def test_what_is_no_name_is_not_requested(kubeconfig: str, argv: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="is not the name of an object"):
         await why(kubeconfig, *argv)
 

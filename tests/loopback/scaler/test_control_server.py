@@ -115,7 +115,7 @@ async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch)
         (KubeUnreachable("the API server is away"), grpc.StatusCode.UNAVAILABLE),
     ],
 )
-async def test_strangers_are_told_nothing(refusal: Exception, code: grpc.StatusCode) -> None:
+async def test_strangers_get_no_details(refusal: Exception, code: grpc.StatusCode) -> None:
     async with scaler(wanted={MODEL: assignment()}) as at, talker(at) as one:
         at.authenticator.refusal = refusal
         await one.hello()
@@ -338,7 +338,7 @@ class Dialler:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_told_opened_proven_woken(tmp_path: Path) -> None:
+async def test_assigned_opened_proven_started(tmp_path: Path) -> None:
     async with scaler(wanted={MODEL: assignment()}) as at, Dialler(at.endpoint, tmp_path).up() as one:
         await until(lambda: at.activators.listening(at.activators, MODEL, PAIR) == {HERE})
         one.plane.buffered[MODEL] = 1

@@ -188,7 +188,7 @@ async def test_a_stream_outlives_a_while_in_which_nothing_is_known(models: FakeM
         assert (await client.hear(stream))["code"] == "NotFound"
 
 
-async def test_another_target_is_told_without_being_asked(models: FakeModels) -> None:
+async def test_another_target_is_reported_without_being_asked(models: FakeModels) -> None:
     model = models.add("a/m", target="2")
     async with served(models, port=(port := free_port(HOST))) as scaler, client_of(port) as client:
         stream = client.begin("specs")

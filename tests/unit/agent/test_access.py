@@ -86,7 +86,7 @@ def reading(uuid: str, index: int) -> GpuReading:
     return GpuReading(GpuUuid(uuid), index, "T4", GIB, 0, 0.0)
 
 
-async def test_a_gpu_that_is_gone_is_told_to_the_pod_and_to_the_binder(tmp_path: Path) -> None:
+async def test_a_gpu_that_is_gone_is_reported_to_the_pod_and_to_the_binder(tmp_path: Path) -> None:
     node = Node(tmp_path)
     with pytest.raises(Refused, match="was given GPU GPU-a, which this node does not have") as refused:
         await staged(api_for(node, readings=lambda: (reading("GPU-z", 0),)), "model-p1")
@@ -129,7 +129,7 @@ async def test_callers_are_known_by_their_text_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", ["ListModels", "WatchModel", "Load", "Stage", "Unload"])
-async def test_a_pod_that_has_ended_is_told_so_whatever_it_asks(tmp_path: Path, asked: str) -> None:
+async def test_a_pod_that_has_ended_is_reported_whatever_it_asks(tmp_path: Path, asked: str) -> None:
     node, knows, registry = Node(tmp_path), CallingPod(), CollectorRegistry()
     api, knows.gone = api_for(node, knows, registry=registry), True
     calls = {

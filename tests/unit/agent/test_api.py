@@ -34,7 +34,7 @@ async def test_a_pod_that_goes_on_keeps_its_model_and_one_that_ends_does_not(tmp
     assert node.repository.records() == {}
 
 
-async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(tmp_path: Path) -> None:
+async def test_no_model_is_unloaded_while_it_is_unknown_whether_its_pod_ends(tmp_path: Path) -> None:
     class Away(CallingPod):
         async def current(self, ref: PodRef) -> ModelPod:
             raise KubeUnreachable("connection refused")
@@ -50,7 +50,7 @@ async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(t
     assert list(node.triton.loaded) == [on_server("p1")]
 
 
-async def test_a_load_asked_for_while_one_is_failing_tells_why_it_failed(
+async def test_a_load_requested_while_one_is_failing_tells_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
@@ -72,7 +72,7 @@ async def test_a_load_asked_for_while_one_is_failing_tells_why_it_failed(
     assert "tensorflow9" in progress.reason
 
 
-async def test_a_load_asked_for_after_one_has_failed_tells_why(tmp_path: Path) -> None:
+async def test_a_load_requested_after_one_has_failed_tells_why(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.triton.errors = [TritonRefused("unable to find backend tensorflow9")]
     await node.lifecycle.start_load(await node.stage())

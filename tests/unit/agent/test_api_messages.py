@@ -9,7 +9,7 @@ from tests.fakes.agent_api import Refused, api_for, staged
 from tests.fakes.agent_node import Node
 
 
-async def test_a_disk_that_is_full_and_a_triton_that_is_away_are_told_apart(
+async def test_a_disk_that_is_full_and_a_triton_that_is_away_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)

@@ -186,7 +186,7 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
     assert event["source"] == {"component": "berth-agent", "host": "n1"}
 
 
-async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
+async def test_the_gateway_learns_of_a_pods_model_from_its_name_to_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent.gateway_link, "_RECONNECT_SECONDS", 0.01)
@@ -287,7 +287,7 @@ async def test_facts_follow_gpus_and_triton(world: World) -> None:
         await until(lambda: not world.said.triton.ready)
 
 
-async def test_a_gpu_that_breaks_is_told_at_once_to_who_watches_a_model_on_it_and_its_cure_too(
+async def test_a_gpu_that_breaks_is_reported_at_once_to_who_watches_a_model_on_it_and_its_cure_too(
     world: World,
 ) -> None:
     world.api.bind(bound())
@@ -552,21 +552,21 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-@pytest.mark.parametrize(("auth", "told"), [("none", True), ("token", False)])
-async def test_who_calls_is_believed_only_if_that_is_asked_for(
-    world: World, caplog: pytest.LogCaptureFixture, auth: str, received: bool
+@pytest.mark.parametrize(("auth", "is_believed"), [("none", True), ("token", False)])
+async def test_who_calls_is_believed_only_if_that_is_requested(
+    world: World, caplog: pytest.LogCaptureFixture, auth: str, is_believed: bool
 ) -> None:
     world.api.bind(bound())
     async with world.running(f"--auth={auth}"), calling(world) as stub:
         call = stub.ListModels(
             pb.ListModelsRequest(), metadata=(("berth-pod", "team/p1/p1"),), wait_for_ready=True
         )
-        if received:
+        if is_believed:
             assert [model.model_name for model in (await call).models] == [NAME]
         else:
             with pytest.raises(grpc.aio.AioRpcError, match="Bearer"):
                 await call
-    assert ("--auth none" in caplog.text) is received
+    assert ("--auth none" in caplog.text) is is_believed
 
 
 async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then(world: World) -> None:

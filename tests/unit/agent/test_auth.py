@@ -311,7 +311,7 @@ async def test_pods_that_have_no_business_here(changes: dict[str, Any], why: str
         await guard_of(Api(), **changes).admit(REF)
 
 
-async def test_a_pod_that_is_gone_is_none_and_one_that_nobody_can_tell_of_is_an_error() -> None:
+async def test_a_pod_that_is_gone_is_none_and_an_unknown_one_is_an_error() -> None:
     api = Api()
     guard = guard_of(api)
     assert await guard.current(PodRef("team", "other", PodUid("x"))) is None

@@ -49,7 +49,7 @@ def test_a_parameter_is_written_as_its_reader_takes_it(
     assert understood(*parameter(backend, name, value)) == expected
 
 
-def test_a_number_that_does_not_go_is_told_with_its_bounds() -> None:
+def test_a_number_that_does_not_go_is_reported_with_its_bounds() -> None:
     config, _ = parameter("onnxruntime", "intra_op_thread_count", "99999e-3")
     with pytest.raises(InvalidModel, match=r"'99999e-3'; a whole number from 0 to 128 is taken"):
         judge(config, ALL_FILES, ModelName("m"), ALL_RULES)

@@ -37,7 +37,7 @@ async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_p
     assert registry.get_sample_value("berth_agent_calls_total", {"method": "WatchModel", "code": "OK"}) == 1
 
 
-async def test_a_model_that_serves_on_a_broken_gpu_is_told_as_failed_while_it_is(tmp_path: Path) -> None:
+async def test_a_model_that_serves_on_a_broken_gpu_is_reported_as_failed_while_it_is(tmp_path: Path) -> None:
     node = Node(tmp_path)
     whole = GpuReading(GpuUuid("GPU-a"), 0, "T4", 16 * GIB, 0, 0.0)
     readings = [whole]

@@ -70,7 +70,7 @@ def side(monkeypatch: pytest.MonkeyPatch) -> Side:
     return Side(Path(tempfile.mkdtemp()))
 
 
-async def test_all_copies_are_told_at_once_and_at_each_change_and_not_without_one(side: Side) -> None:
+async def test_all_replicas_are_sent_at_once_and_at_each_change_and_not_without_one(side: Side) -> None:
     await side.gateway.start()
     async with side.running():
         await side.gateway.until(lambda gateway: len(gateway.received) == 1)

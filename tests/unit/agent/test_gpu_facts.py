@@ -124,7 +124,7 @@ def test_other_use_goes_up_at_once_and_down_in_steps() -> None:
 
 
 @pytest.mark.parametrize(("takes", "other_use"), [(5, 2), (4, 1), (3, 0)])
-async def test_what_was_loaded_while_nobody_looked_is_not_foreign_as_well(
+async def test_what_was_loaded_while_unobserved_is_not_other_use_as_well(
     tmp_path: Path, takes: int, other_use: int
 ) -> None:
     """An agent that was started anew during a load cannot tell what that load has taken."""
@@ -144,7 +144,7 @@ async def test_what_was_loaded_while_nobody_looked_is_not_foreign_as_well(
 BROKEN = GpuReading(A, 0, "T4", None, None, None, healthy=False, reason="XID 79", broken=True)
 
 
-async def test_a_gpu_that_is_gone_is_told_as_broken_while_triton_holds_a_model_on_it() -> None:
+async def test_a_gpu_that_is_gone_is_reported_as_broken_while_triton_holds_a_model_on_it() -> None:
     models, driver = holding(GIB), Driver()
     facts = GpuFacts(driver, lambda: models.residency)
     other = replace(reading(GIB), uuid=GpuUuid("GPU-b"), index=1)
@@ -188,7 +188,9 @@ async def test_what_is_broken_stays_so_while_nothing_can_be_read_and_its_turns_a
     assert (unknown.broken, unknown.reason, facts.have_changed()) == (False, "no driver", False)
 
 
-async def test_trouble_with_the_gpus_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_with_the_gpus_is_logged_once_and_its_end_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", logger="agent.gpu_facts")
     driver = Driver()
     facts = GpuFacts(driver, lambda: 0)

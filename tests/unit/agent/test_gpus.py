@@ -23,7 +23,7 @@ def reading(used: int | None) -> GpuReading:
 BROKEN = GpuReading(A, 0, "T4", None, None, None, healthy=False, reason="XID 79", broken=True)
 
 
-def test_a_models_gpu_is_in_trouble_where_it_is_broken_or_gone_and_not_where_nobody_can_tell() -> None:
+def test_a_models_gpu_has_failed_where_it_is_broken_or_gone_and_not_where_it_is_unknown() -> None:
     well, other = reading(GIB), replace(reading(GIB), uuid=GpuUuid("GPU-b"), index=1)
     unread = replace(BROKEN, broken=False, reason="NVML: Unknown Error")
     assert gpus_failure([A], [well, other]) == ""

@@ -94,7 +94,7 @@ async def test_a_lease_is_made_with_its_node_as_owner(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("error", [REFUSED, TOO_LONG, KubeUnreachable("webhook")])
-async def test_a_report_that_is_refused_is_told_by_a_heartbeat_that_goes_on(
+async def test_a_report_that_is_refused_is_reported_by_a_heartbeat_that_goes_on(
     agent: Agent, error: KubeError
 ) -> None:
     await agent.reporter.step()
@@ -122,7 +122,7 @@ async def test_a_report_that_is_refused_from_the_start_is_told_too(agent: Agent)
     assert agent.behind == "403 Forbidden: nodes n1 is forbidden"
 
 
-async def test_more_models_than_fit_are_told_like_a_refusal(agent: Agent) -> None:
+async def test_more_models_than_fit_are_reported_like_a_refusal(agent: Agent) -> None:
     agent.report = report(models=tuple(listed(f"{i:036d}") for i in range(2000)))
     with pytest.raises(ReportTooLarge):
         await agent.reporter.step()
@@ -130,7 +130,7 @@ async def test_more_models_than_fit_are_told_like_a_refusal(agent: Agent) -> Non
     assert "2000 models" in (agent.behind or "")
 
 
-async def test_the_heartbeat_is_due_at_once_when_the_trouble_begins_and_when_it_ends(agent: Agent) -> None:
+async def test_the_heartbeat_is_due_at_once_when_the_failure_begins_and_when_it_ends(agent: Agent) -> None:
     wake = agent.reporter.failure_changed
     await agent.reporter.step()
     assert not wake.is_set()

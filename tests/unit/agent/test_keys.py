@@ -124,7 +124,7 @@ make_keys(Path({str(tmp_path)!r}))
     assert (tmp_path / FLAGS_FILE).read_text().split() == keys.server_flags()
 
 
-async def test_one_that_hangs_is_told_and_not_waited_for_without_end(
+async def test_one_that_hangs_is_reported_and_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent.keys, "_LOCK_SECONDS", 0.01)
@@ -154,7 +154,7 @@ def test_the_secret_of_the_tickets_outlives_those_who_make_the_keys(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", [b"", b"00ff\n", b"x" * 64, b"\xff\xfe"])
-def test_a_secret_of_tickets_that_is_none_is_told_and_made_anew(tmp_path: Path, text: bytes) -> None:
+def test_a_secret_of_tickets_that_is_none_is_reported_and_made_anew(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(InvalidValue, match=f"{TICKETS_FILE}: No such file or directory; berth keys makes it"):
         read_ticket_secret(tmp_path)
     (tmp_path / TICKETS_FILE).write_bytes(text)

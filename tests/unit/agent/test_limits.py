@@ -61,7 +61,7 @@ def test_a_pod_has_few_calls_open_and_another_as_many() -> None:
         pass
 
 
-def test_a_pod_that_calls_too_often_is_told_when_to_come_again() -> None:
+def test_a_pod_that_calls_too_often_gets_a_retry_pause() -> None:
     clock = Clock()
     callers = CallLimiter(clock=clock)
     for _ in range(int(CALL_BURST)):

@@ -82,7 +82,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("reason", "kind"), TEXTS)
-def test_failures_are_told_apart_by_tritons_text(reason: str, kind: Failure) -> None:
+def test_failures_are_distinguished_by_tritons_text(reason: str, kind: Failure) -> None:
     assert classify(reason) is kind
 
 

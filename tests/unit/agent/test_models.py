@@ -40,7 +40,7 @@ def of(models: Models, uid: str) -> Model:
     return model
 
 
-def test_a_pod_is_told_whole() -> None:
+def test_a_pod_is_reported_whole() -> None:
     models = Models()
     models.see_pod(seen("p1", mem="2Gi", choice=BOTH))
     model = of(models, "p1")

@@ -233,7 +233,7 @@ async def test_a_call_that_hangs_is_said_and_no_other_is_begun_meanwhile(
     assert library.reads == 2
 
 
-async def test_a_reading_is_begun_after_it_is_asked_for(library: Library) -> None:
+async def test_a_reading_is_begun_after_it_is_requested(library: Library) -> None:
     """Who has just loaded a model does not get the figures of one that was begun before."""
     gpus = NvmlGpus()
     library.answers.clear()

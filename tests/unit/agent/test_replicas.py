@@ -44,7 +44,7 @@ class Table:
         return {replica.pod_uid: replica.withheld for replica in self.replicas.current()}
 
 
-def test_each_pods_model_is_told_under_both_its_names() -> None:
+def test_each_pods_model_is_reported_under_both_its_names() -> None:
     table = Table()
     table.see("p1")
     table.models.see_pod(
@@ -75,7 +75,7 @@ def test_what_is_loaded_is_told_so_that_triton_is_asked_at_once(state: ModelStat
     assert ReplicaSpec.from_json(told).loaded is False
 
 
-def test_a_copy_goes_with_its_pod_and_what_triton_holds_of_it_is_nobodys_to_use() -> None:
+def test_a_replica_goes_with_its_pod_and_what_triton_holds_of_it_is_nobodys_to_use() -> None:
     table = Table()
     for uid in ("p1", "p2"):
         table.models.set_resident(table.see(uid), True)
@@ -130,7 +130,7 @@ def test_limits_are_those_told_last_and_end_with_their_pod(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"p1": 5}', '{"p1": {}}', "\udcff", "{" * 9999])
-def test_limits_that_cannot_be_read_are_told_anew_by_the_doors(tmp_path: Path, text: str) -> None:
+def test_limits_that_cannot_be_read_are_reported_anew_by_the_proxies(tmp_path: Path, text: str) -> None:
     assert LimitsFile(tmp_path).read() == {}
     (tmp_path / "limits.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert LimitsFile(tmp_path).read() == {}
@@ -139,7 +139,7 @@ def test_limits_that_cannot_be_read_are_told_anew_by_the_doors(tmp_path: Path, t
     assert LimitsFile(tmp_path).read() == {"p": ReplicaLimits()}
 
 
-def test_what_a_door_leaves_out_is_the_usual() -> None:
+def test_what_a_proxy_leaves_out_is_the_usual() -> None:
     assert read_limits(pb.ReplicaLimits()) == ReplicaLimits()
     given = pb.ReplicaLimits(
         container_concurrency=1,

@@ -202,7 +202,7 @@ async def test_what_was_damaged_is_said_again_by_who_wakes_up_and_not_before(
     assert (bench.reporter.has_written, bench.said.generation) == (True, 2)
 
 
-async def test_trouble_is_known_while_it_lasts() -> None:
+async def test_a_failure_is_known_while_it_lasts() -> None:
     bench = Bench()
     assert bench.reporter.failure == ""
     bench.away = True

@@ -35,7 +35,7 @@ def test_files_without_the_last_columns_or_the_memory(tmp_path: Path, text: str,
     assert read(tmp_path, text) == Task("a", 12000, memory_mib, 1, 460, (), 0, 0)
 
 
-def test_a_task_asks_for_all_of_each_of_its_gpus() -> None:
+def test_a_task_requests_all_of_each_of_its_gpus() -> None:
     """ecosystem A4: a pod's limit is the total of its GPUs."""
     shape = demand(Task("t", 1, 1, 8, GPU_BYTES, (), 0, 0), "t").shape
     assert (shape.gpu_count, shape.request_bytes) == (8, GPU_BYTES)

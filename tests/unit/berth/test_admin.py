@@ -161,7 +161,7 @@ async def test_a_long_index_is_read_whole() -> None:
         (grpc.StatusCode.INVALID_ARGUMENT, "unexpected config", TritonRefused),
     ],
 )
-async def test_what_may_pass_is_told_from_what_is_wrong(
+async def test_what_may_pass_differs_from_what_is_wrong(
     code: grpc.StatusCode, words: str, error: type[Exception]
 ) -> None:
     triton = Triton()

@@ -92,7 +92,7 @@ def test_its_version_and_what_it_does_not_know(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "berth: 'agnet' is not a command; see berth --help\n"
 
 
-def test_what_an_image_does_not_hold_is_told_and_what_is_broken_too(
+def test_what_an_image_does_not_hold_is_reported_and_what_is_broken_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called(monkeypatch, ModuleNotFoundError(name="localcluster"))

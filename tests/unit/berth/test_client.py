@@ -186,7 +186,7 @@ async def test_a_refusal_names_the_budget_that_is_in_the_way() -> None:
         (b"\xff!", "502: \N{REPLACEMENT CHARACTER}!"),
     ],
 )
-async def test_an_error_that_no_api_server_wrote_is_told_as_it_is(answer: Any, message: str) -> None:
+async def test_an_error_that_no_api_server_wrote_is_reported_as_it_is(answer: Any, message: str) -> None:
     async with connected(Api(answer, status=502).handle) as client:
         with pytest.raises(KubeError, match=f"^{message}"):
             await client.get("/p")
@@ -199,7 +199,7 @@ async def test_an_answer_that_is_no_object_is_no_answer(answer: str) -> None:
             await client.get("/p")
 
 
-async def test_an_api_server_that_is_away_is_told_with_the_kind_of_trouble() -> None:
+async def test_an_api_server_that_is_away_is_reported_with_the_kind_of_failure() -> None:
     async with connected(Api().handle) as client:
         pass
     with pytest.raises(KubeUnreachable, match=r"^\w+Error") as caught:
@@ -255,7 +255,7 @@ async def test_a_kubeconfig_that_cannot_be_used_is_named(
         await load_configuration(None)
 
 
-async def test_certificates_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+async def test_certificates_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("none")
     path = kubeconfig(tmp_path / "config", "https://127.0.0.1:1")
     config = yaml.safe_load(Path(path).read_text())
@@ -306,7 +306,7 @@ def test_a_crowd_of_slow_requests_does_not_hold_up_one_more(tmp_path: Path) -> N
     asyncio.run(asyncio.wait_for(story(), 20))
 
 
-async def test_what_a_process_cannot_do_without_is_asked_for_first() -> None:
+async def test_what_a_process_cannot_do_without_is_requested_first() -> None:
     api = Api({"kind": "Node"})
     async with connected(api.handle) as client:
         found = await require_reachable(client, what_for="the node", path="/n", limit="1")
@@ -354,7 +354,7 @@ async def test_an_api_server_that_cannot_answer_now_is_asked_again_after_growing
     ] * 3
 
 
-async def test_an_api_server_that_stays_away_is_asked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_api_server_that_stays_away_is_retried_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an answer that never comes it is over before a startup probe gives up."""
     assert PATIENCE_SECONDS + 2 * REQUEST_TIMEOUT_SECONDS < 120
     monkeypatch.setattr("berth.kube.client.PATIENCE_SECONDS", 0.3)
@@ -378,7 +378,7 @@ class Server:
         return web.json_response({})
 
 
-async def test_the_api_server_is_told_how_long_a_write_may_take() -> None:
+async def test_the_api_server_learns_how_long_a_write_may_take() -> None:
     server = Server()
     async with connected(server.handle) as client:
         await client.create("/a", {}, fieldManager="x")

@@ -160,7 +160,7 @@ def test_a_leader_that_cannot_renew_ends_before_another_begins(fault: str) -> No
     leaping.run(story())
 
 
-def test_a_trouble_that_passes_in_time_costs_no_leadership(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_a_failure_that_passes_in_time_costs_no_leadership(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         api = Store()
         leader = candidate(api, "one")

@@ -26,6 +26,6 @@ from berth.runtime.admin.http import HEAD_BYTES, read_head
         (b"GET /livez HTTP/2.0\r\n\r\n", 400),
     ],
 )
-def test_a_head_is_read_or_what_is_wrong_with_it_is_told(head: bytes, read: object) -> None:
+def test_a_head_is_read_or_what_is_wrong_with_it_is_reported(head: bytes, read: object) -> None:
     found = read_head(head)
     assert (found.status if isinstance(found, Reply) else found) == read

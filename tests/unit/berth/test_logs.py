@@ -65,7 +65,7 @@ def test_a_line_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_a_crash_is_told_with_its_traceback(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crash_is_reported_with_its_traceback(format: str, capsys: pytest.CaptureFixture[str]) -> None:
     def crash(log: logging.Logger) -> None:
         try:
             raise RuntimeError("bug")
@@ -82,7 +82,7 @@ def test_a_crash_is_told_with_its_traceback(format: str, capsys: pytest.CaptureF
         assert lines[-1] == "RuntimeError: bug"
 
 
-def test_only_what_is_severe_enough_is_told_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_what_is_severe_enough_is_reported_and_once(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(format="text", level="info")
     lines = logged("text", "warning", lambda log: (log.info("a"), log.warning("b")), capsys)
     assert [line.rpartition(" ")[2] for line in lines] == ["b"]

@@ -115,7 +115,7 @@ async def test_a_token_that_is_not_there_is_a_refusal_that_names_its_flag(tmp_pa
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
-async def test_what_may_pass_is_told_apart(code: grpc.StatusCode) -> None:
+async def test_what_may_pass_is_distinguished(code: grpc.StatusCode) -> None:
     async with connected(Agent(code)) as connection:
         with pytest.raises(AgentUnavailable, match=r"^so it is$"):
             await connection.stage(requests())
@@ -146,7 +146,7 @@ class Refusing(NodeAgentServicer):
         raise AssertionError
 
 
-async def test_a_stream_that_is_refused_while_it_is_sent_is_told_why() -> None:
+async def test_a_stream_that_is_refused_while_it_is_sent_gets_the_reason() -> None:
     def large() -> Iterator[pb.StageRequest]:
         yield from requests()
         for _ in range(1000):
@@ -158,7 +158,7 @@ async def test_a_stream_that_is_refused_while_it_is_sent_is_told_why() -> None:
                 await connection.stage(large())
 
 
-async def test_what_breaks_the_stream_on_our_side_is_told_as_it_is() -> None:
+async def test_what_breaks_the_stream_on_our_side_is_reported_as_it_is() -> None:
     def broken() -> Iterator[pb.StageRequest]:
         yield from requests()
         raise OSError(5, "Input/output error")
@@ -168,7 +168,7 @@ async def test_what_breaks_the_stream_on_our_side_is_told_as_it_is() -> None:
             await connection.stage(broken())
 
 
-async def test_an_agent_that_says_no_word_is_told_by_its_code() -> None:
+async def test_an_agent_that_says_no_word_is_reported_by_its_code() -> None:
     async with connected(Agent(grpc.StatusCode.UNAVAILABLE, "")) as connection:
         with pytest.raises(AgentUnavailable, match=r"^UNAVAILABLE$"):
             await connection.stage(requests())

@@ -82,7 +82,7 @@ class Costly:
         return heard[0].body
 
 
-def test_a_page_is_taken_and_written_once_a_second_however_often_it_is_asked_for() -> None:
+def test_a_page_is_taken_and_written_once_a_second_however_often_it_is_requested() -> None:
     page = Costly()
     asked = [page.ask() for _ in range(100)]
     page.turn()
@@ -97,7 +97,7 @@ def test_a_page_is_taken_and_written_once_a_second_however_often_it_is_asked_for
     assert page.get("x") == b"222"
 
 
-def test_news_are_told_sooner() -> None:
+def test_news_are_reported_sooner() -> None:
     page = Costly()
     page.get()
     page.news += 1

@@ -294,7 +294,7 @@ def test_reasons_of_any_length_and_script(reason: str, count: int) -> None:
         assert cut or not beginning or beginning == reason
 
 
-def test_one_long_reason_is_told_as_far_as_a_reason_goes() -> None:
+def test_one_long_reason_is_reported_as_far_as_a_reason_goes() -> None:
     read, data = sent(report(failed(0, "because " + "\U0001f600" * 512)))
     assert read.models[0].reason.startswith("because \U0001f600")
     assert read.models[0].reason.endswith("...")
@@ -345,7 +345,7 @@ def test_models_on_several_gpus_on_none_and_on_one_that_is_gone() -> None:
     sent(report(*(model(i, **kinds[i % len(kinds)]) for i in range(500))))
 
 
-def test_the_rule_for_code_a_broken_gpu_and_a_quarantine_are_told_however_full_a_node_is() -> None:
+def test_the_rule_for_code_a_broken_gpu_and_a_quarantine_are_reported_however_full_a_node_is() -> None:
     """What keeps tenants apart, and what no other node is to be tried for, is never left out."""
     code = CodeReport(CodeRule.NAMESPACE, "n" * 63)
     broken = replace(GPUS[0], healthy=False, broken=True, reason="XID 79 " + "x" * 600)

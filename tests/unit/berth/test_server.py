@@ -172,7 +172,7 @@ async def test_whoever_takes_too_long_is_sent_away(said: bytes, monkeypatch: pyt
         assert len(await asyncio.to_thread(read_all, stranger)) < len(LARGE)
 
 
-async def test_a_head_that_is_too_large_is_told_so() -> None:
+async def test_a_head_that_is_too_large_is_reported() -> None:
     async with serving() as admin:
         port = admin.port
 
@@ -182,7 +182,7 @@ async def test_a_head_that_is_too_large_is_told_so() -> None:
         assert (await asyncio.to_thread(scene)).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_a_loop_that_hangs_is_told_of_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_that_hangs_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prober must hear of it from the process itself, and afterwards that it goes on."""
     monkeypatch.setattr(calls, "CALL_SECONDS", 0.2)
     async with serving() as admin:
@@ -417,7 +417,7 @@ def logs_as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
-async def test_the_admin_port_tells_metrics_in_the_form_that_is_asked_for() -> None:
+async def test_the_admin_port_tells_metrics_in_the_form_that_is_requested() -> None:
     registry = CollectorRegistry()
     Counter("berth_things", "t", registry=registry).inc()
     admin = AdminServer(

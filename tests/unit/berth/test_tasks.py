@@ -31,7 +31,7 @@ def logs_as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
-async def test_a_task_that_never_began_is_no_trouble() -> None:
+async def test_a_task_that_never_began_is_no_failure() -> None:
     async def never() -> None:
         raise AssertionError
 
@@ -198,7 +198,9 @@ async def test_a_failing_step_is_repeated_and_a_wake_is_not_lost() -> None:
         await task
 
 
-async def test_a_trouble_that_lasts_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_a_failure_that_lasts_is_logged_once_and_its_end_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     outcomes = [RuntimeError("a"), RuntimeError("a"), RuntimeError("b"), None, None]
     done, wake = asyncio.Event(), asyncio.Event()
 

@@ -142,7 +142,7 @@ async def test_it_catches_up_however_often_that_takes(api: ApiServer) -> None:
     assert lease(api) == ""  # it was stopped while it caught up
 
 
-async def test_a_list_that_fails_is_asked_for_again(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_list_that_fails_is_requested_again(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
     held_by(api, "another")
     api.put(paths.PODS, pod("p1"))
     async with binder():
@@ -335,7 +335,7 @@ async def test_each_life_of_a_replica_is_another_candidate(api: ApiServer) -> No
     assert not any("@" in identity for identity in found)
 
 
-def test_every_strategy_that_may_be_asked_for_is_there() -> None:
+def test_every_strategy_that_may_be_requested_is_there() -> None:
     for name in STRATEGIES:
         assert options_of("--strategy", name).strategy == name
         assert make_strategy(name, None) is not None  # type: ignore[arg-type]

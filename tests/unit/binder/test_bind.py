@@ -367,7 +367,7 @@ async def test_a_binding_is_one_write_for_this_pod_and_no_other() -> None:
     }
 
 
-async def test_a_pod_is_asked_for_until_there_is_an_answer(pauses: list[float]) -> None:
+async def test_a_pod_is_requested_until_there_is_an_answer(pauses: list[float]) -> None:
     api = Answers(*[KubeUnreachable("away")] * 9, pod("p1"))
     assert await current_pod(api, REF) == pod("p1")  # type: ignore[arg-type]
     assert [round(pause / 0.2) for pause in pauses[:3]] == [1, 2, 4]

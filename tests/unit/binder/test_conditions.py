@@ -88,7 +88,7 @@ async def test_a_new_leader_repeats_nothing_but_what_its_predecessor_did_not_say
         assert [name for name, _, _ in bench.events.said] == ["p2"]
 
 
-async def test_a_pod_that_asks_for_something_else_is_reported_of_that() -> None:
+async def test_a_pod_that_requests_something_else_is_reported_of_that() -> None:
     async with Bench() as bench:
         bench.node("n1", 16)
         bench.add("p1", mem="20Gi")

@@ -182,7 +182,7 @@ async def test_pods_that_cannot_be_placed_cost_the_others_few_decisions(crowd: C
         assert not any(bench.is_placed(f"b{number}") for number in range(BLOCKED))
 
 
-async def test_many_copies_of_what_cannot_be_placed_are_decided_once() -> None:
+async def test_many_replicas_of_what_cannot_be_placed_are_decided_once() -> None:
     async with Bench() as bench:
         bench.node("n1", 16)
         for i in range(BLOCKED):

@@ -69,7 +69,7 @@ DIFFERENT: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
-def test_who_asks_for_something_else_is_not_answered_alike(case: str) -> None:
+def test_who_requests_something_else_is_not_answered_alike(case: str) -> None:
     assert asking().question == asking(uid="p2", created="2027-01-01T00:00:00Z").question
     assert asking().question != asking(**DIFFERENT[case]).question
 

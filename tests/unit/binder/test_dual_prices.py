@@ -120,7 +120,7 @@ def test_shapes_that_are_all_different_are_not_forgotten_all_at_once() -> None:
     assert max(asked_sizes(demand_history)) == 10_000
 
 
-def test_what_was_asked_for_long_ago_fades() -> None:
+def test_what_was_requested_long_ago_fades() -> None:
     demand_history = DemandHistory()
     for _ in range(100):
         demand_history.note(sized(1))

@@ -424,7 +424,7 @@ async def test_a_budget_that_protects_one_pod_does_not_keep_the_others_there() -
     ("more", "why"),
     [({"schedulerName": "other"}, "scheduler other placed it"), ({"owner": False}, "no controller would")],
 )
-async def test_the_owner_of_a_pod_that_would_not_be_replaced_is_told_once(more: Json, why: str) -> None:
+async def test_the_owner_of_a_pod_that_would_not_be_replaced_is_reported_once(more: Json, why: str) -> None:
     controller = Controller()
     controller.resident_of("p1", **more)
     controller.report(broken=XID)

@@ -308,7 +308,7 @@ async def test_bind_looks_at_the_pod_as_it_is_now(case: str) -> None:
     assert (api.bound, scheduler.state.assumed_count) == ([], 0)
 
 
-async def test_a_binding_that_fails_is_told_and_holds_nothing() -> None:
+async def test_a_binding_that_fails_is_reported_and_holds_nothing() -> None:
     api, scheduler, extender = make()
 
     async def refuse(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -349,7 +349,7 @@ async def test_points_follow_the_strategy_and_the_best_is_one(
     assert {one["Host"]: one["Score"] for one in answer} == points | {"unknown": 0}
 
 
-async def test_what_is_asked_for_is_learned_once_for_each_pod() -> None:
+async def test_what_is_requested_is_learned_once_for_each_pod() -> None:
     _, scheduler, extender = make()
     learned: list[str] = []
     scheduler.prices.note = lambda demand: learned.append(demand.model.ref.name)  # type: ignore[method-assign]

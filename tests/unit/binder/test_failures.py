@@ -29,7 +29,7 @@ def world() -> tuple[ClusterState, Events, PlacementFailures]:
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_each_trouble_is_told_once_and_again_when_it_comes_back(case: str) -> None:
+def test_each_a_failure_is_reported_once_and_again_when_it_comes_back(case: str) -> None:
     after, reason, detail = CASES[case]
     state, events, failures = world()
     for _ in range(2):

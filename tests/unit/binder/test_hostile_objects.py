@@ -86,7 +86,7 @@ GREEDY: dict[str, Json] = {
 
 @pytest.mark.parametrize("case", sorted(GREEDY))
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_pod_that_asks_for_more_than_there_is_breaks_nothing(strategy: str, case: str) -> None:
+async def test_a_pod_that_requests_more_than_there_is_breaks_nothing(strategy: str, case: str) -> None:
     bench, greedy = Bench(strategy), GREEDY[case]
     bench.tell("pods", greedy)
     bench.tell("pods", pod("next", requests={"cpu": "1"}))
@@ -139,7 +139,7 @@ class Fussy:
         return self._other.score(table, shape, rows, gain, left)
 
 
-async def test_what_breaks_over_one_pod_is_told_to_its_owner_and_stops_no_other(
+async def test_what_breaks_over_one_pod_is_reported_to_its_owner_and_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench(own=Fussy())

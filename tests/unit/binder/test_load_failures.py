@@ -50,6 +50,6 @@ def test_after_so_many_failures_nothing_is_tried_any_more() -> None:
     assert tries == [True] * (MOST_FAILURES - 1) + [False]
 
 
-def test_a_failure_that_is_told_again_counts_once() -> None:
+def test_a_failure_that_is_reported_again_counts_once() -> None:
     failures = LoadFailures(Clock())
     assert all(failures.note(("team", "m"), N1, PodUid("p1")) for _ in range(10 * MOST_FAILURES))

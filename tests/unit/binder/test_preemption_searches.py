@@ -118,7 +118,7 @@ async def test_searches_that_nothing_calls_for_share_one_allowance(monkeypatch: 
     assert 100 < asked <= 2 * 300 + 10 + MOST_QUESTIONS
 
 
-async def test_copies_of_a_pod_whose_search_was_left_off_do_not_search_on_their_own() -> None:
+async def test_replicas_of_a_pod_whose_search_was_left_off_do_not_search_on_their_own() -> None:
     """Who asks the same is refused alike, as long as there is no news (binder H2)."""
     async with Bench() as bench:
         await futile(bench, pods=1, lures=80)

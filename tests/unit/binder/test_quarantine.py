@@ -63,7 +63,7 @@ def row(uid: str, on: str = "n1", *, bad: bool = True, state: ModelState = Model
     return replace(listed(uid, on=f"{on}-0"), state=state, failure=failure, reason=REASON if bad else "")
 
 
-async def test_no_other_copy_is_placed_and_another_template_is() -> None:
+async def test_no_other_replica_is_placed_and_another_template_is() -> None:
     async with Plague() as bench:
         bench.replica("p1", on="n1")
         bench.says("n1", row("p1"))
@@ -174,7 +174,7 @@ async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
         assert "ModelQuarantined" in await bench.outcome("p2")
 
 
-async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
+async def test_a_model_that_was_mended_may_be_requested_by_the_scaler() -> None:
     from berth.contract.scaling import SchedulableModel
     from binder.engine.schedulable import _replica_of
 

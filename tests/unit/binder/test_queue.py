@@ -56,7 +56,7 @@ def test_a_parked_pod_waits_longer_each_time_up_to_the_cap() -> None:
     assert CAP_SECONDS * 0.9 <= delays[-1] <= CAP_SECONDS * 1.1
 
 
-def test_a_woken_pod_keeps_a_short_pause_since_its_last_try() -> None:
+def test_a_requeued_pod_keeps_a_short_pause_since_its_last_try() -> None:
     waiting, clock = queue()
     waiting.put(demand("p"))
     delays = []
@@ -120,7 +120,7 @@ def test_a_gated_pod_is_not_tried_until_its_gates_are_open() -> None:
     assert uid_of(waiting.pop()) == "p"
 
 
-def test_a_pod_that_asks_for_less_now_is_tried_now() -> None:
+def test_a_pod_that_requests_less_now_is_tried_now() -> None:
     waiting, _ = queue()
     waiting.put(demand("p", mem="9Gi"))
     entry = waiting.pop()

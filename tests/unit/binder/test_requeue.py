@@ -105,7 +105,7 @@ async def test_a_spread_that_can_be_kept_again(how: str) -> None:
         assert bench.is_placed("p")
 
 
-async def test_a_namespace_gets_the_labels_that_a_term_asks_for() -> None:
+async def test_a_namespace_gets_the_labels_that_a_term_requests() -> None:
     async with Bench() as bench:
         bench.node("n1", 16)
         db = pod("db", mem=None, on="n1", schedulerName="other")
@@ -165,7 +165,7 @@ async def test_a_stale_model_that_is_settled() -> None:
         assert bench.is_placed("p")
 
 
-async def test_foreign_memory_that_falls_and_not_one_that_grows() -> None:
+async def test_other_use_that_falls_and_not_one_that_grows() -> None:
     async with Bench() as bench:
         bench.node("n1", 16, other_use=8 * GIB)
         bench.add("p", mem="10Gi")
@@ -231,7 +231,7 @@ class History:
     def do_node(self) -> None:
         name = f"n{self.chance.randrange(4)}"
         self.nodes[name] = {
-            "foreign": self.chance.randrange(1, 9) * GIB,
+            "other_use": self.chance.randrange(1, 9) * GIB,
             "labels": {_ZONE: self.chance.choice("ab")} if self.chance.random() < 0.8 else {},
             "unschedulable": self.chance.random() < 0.15,
             "taints": [{"key": "k", "effect": "NoSchedule"}] if self.chance.random() < 0.15 else [],
@@ -243,7 +243,7 @@ class History:
     def do_node_report(self) -> None:
         if self.nodes:
             name = self.chance.choice(sorted(self.nodes))
-            self.nodes[name]["foreign"] = self.chance.randrange(1, 9) * GIB
+            self.nodes[name]["other_use"] = self.chance.randrange(1, 9) * GIB
             self._tell_node(name)
 
     def do_node_goes(self) -> None:
@@ -379,7 +379,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_no_history_leaves_a_pod_asleep_that_could_be_placed(
+async def test_no_history_leaves_a_pod_parked_that_could_be_placed(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random.seed(seed)  # of backoffs

@@ -57,7 +57,7 @@ class Resync:
         return len(self.api.calls) - before
 
 
-async def test_a_pod_that_no_watch_has_shown_is_asked_for_when_it_is_overdue() -> None:
+async def test_a_pod_that_no_watch_has_shown_is_requested_when_it_is_overdue() -> None:
     resync = Resync(pod("p1", mem="4Gi", on="n1", choice="{", serviceAccountName="x"))
     resync.assume()
     resync.now = OVERDUE_SECONDS - 1

@@ -110,7 +110,7 @@ def test_all_models_are_judged_by_one_snapshot_and_nothing_of_it_is_left() -> No
     assert cluster.state.assumed_count == 0
 
 
-def test_a_pod_that_waits_is_served_before_any_copy_even_of_a_higher_priority() -> None:
+def test_a_pod_that_waits_is_served_before_any_replica_even_of_a_higher_priority() -> None:
     """Else one memory would be promised twice."""
     cluster = cluster_with({"n1": [16]})
     assert given(cluster, model("a", 4, priority=9), pending=[pod("p", mem="12Gi")]) == {"a": 1}
@@ -190,7 +190,7 @@ def test_what_is_remembered_of_templates_is_bounded(monkeypatch: pytest.MonkeyPa
         assert len(answers._templates) <= 3
 
 
-def test_so_many_copies_are_given_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_replicas_are_given_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert schedulable._MOST_REPLICAS == 4096
     monkeypatch.setattr(schedulable, "_MOST_REPLICAS", 3)
     found = ask(cluster_with({"n1": [64]}), model("a", 5, priority=1), model("b", 1))
@@ -215,7 +215,7 @@ def test_a_tenants_words_in_a_reason_are_bounded_and_on_one_line() -> None:
     assert found.reason.isprintable()
 
 
-def test_a_claim_that_would_be_made_for_the_copy_is_not_missing() -> None:
+def test_a_claim_that_would_be_made_for_the_replica_is_not_missing() -> None:
     made = {"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}
     assert given(cluster_with({"n1": [16]}), model("a", 9, volumes=[made])) == {"a": 4}
 
@@ -252,7 +252,7 @@ def test_every_rule_of_a_decision_counts(case: str) -> None:
     assert given(cluster, model("a", 99, **asks)) == {"a": expected}
 
 
-def test_a_model_that_cannot_be_read_is_told_so_and_the_others_are_answered() -> None:
+def test_a_model_that_cannot_be_read_is_reported_and_the_others_are_answered() -> None:
     broken = replace(model("a", 2), template={"spec": {"containers": 7}})
     annotated = template()
     annotated["metadata"]["annotations"][KEYS.gpu_count] = "many"
@@ -316,7 +316,7 @@ def test_never_is_what_no_node_takes_even_when_it_is_empty(case: str) -> None:
     assert found.reason.startswith("0/2 nodes: ")
 
 
-def test_a_host_port_is_one_copy_a_node() -> None:
+def test_a_host_port_is_one_replica_a_node() -> None:
     one = model("a", 5, 1)
     one.template["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
     found = ask(cluster_with({"n1": [16, 16], "n2": [16]}), one)["a"]

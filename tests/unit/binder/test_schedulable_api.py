@@ -399,7 +399,7 @@ async def test_a_token_is_shown_to_no_other_question(location: str) -> None:
     assert asked == ["/schedulable"]
 
 
-async def test_that_the_binder_is_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_that_the_binder_is_silent_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "scaler.schedulable")
     answers = iter([500, 429, 200, 200, 500, 500])  # the leader, and then the Service
 

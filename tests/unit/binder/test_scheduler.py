@@ -169,7 +169,7 @@ async def test_unschedulable_is_said_once_and_a_change_lets_the_pod_in() -> None
         await until(lambda: bench.api.bindings)
 
 
-async def test_a_pod_that_cannot_be_read_is_told_once_and_not_tried() -> None:
+async def test_a_pod_that_cannot_be_read_is_reported_once_and_not_tried() -> None:
     bench = Bench()
     async with running(bench):
         bench.add("p1", annotations={KEYS.model_id: "a/b"})

@@ -53,7 +53,7 @@ def says(*models: ModelReport, generation: int = 2) -> dict[str, Any]:
     return node(says=report(models=models, generation=generation))
 
 
-def test_a_bound_pod_holds_what_it_asked_for(state: ClusterState) -> None:
+def test_a_bound_pod_holds_what_it_requested(state: ClusterState) -> None:
     state.set_pod(bound())
     assert reserved(state) == 4 * GIB
 
@@ -168,14 +168,14 @@ def test_a_pod_and_its_report_that_name_different_gpus_are_counted_on_both(state
 
 
 @pytest.mark.parametrize("written", [1, 10**15])
-def test_what_is_held_is_what_was_asked_for_whatever_the_annotation_says(
+def test_what_is_held_is_what_was_requested_whatever_the_annotation_says(
     state: ClusterState, written: int
 ) -> None:
     state.set_pod(pod("p1", mem="4Gi", on="n1", choice=GpuChoice(A, 0, written)))
     assert reserved(state) == 4 * GIB
 
 
-def test_a_pod_that_asks_for_no_memory_still_keeps_its_model_to_itself(state: ClusterState) -> None:
+def test_a_pod_that_requests_no_memory_still_keeps_its_model_to_itself(state: ClusterState) -> None:
     state.set_pod(pod("p1", mem=None, on="n1", choice=GpuChoice(A, 0, 0)))
     assert ("team", "model-p1") in state.view(N1).model_ids
 

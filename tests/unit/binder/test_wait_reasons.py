@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-async def test_a_node_is_asked_for_only_where_one_more_would_help(case: str) -> None:
+async def test_a_node_is_requested_only_where_one_more_would_help(case: str) -> None:
     """Ecosystem A1."""
     setting, asks, expected = CASES[case]
     async with Office() as office:
@@ -241,7 +241,7 @@ async def test_what_others_forbid_counts_as_well() -> None:
         assert office.is_placed("p")
 
 
-async def test_a_pod_that_could_not_be_bound_asks_for_no_node() -> None:
+async def test_a_pod_that_could_not_be_bound_requests_no_node() -> None:
     """Ecosystem A1."""
     async with Office() as office:
         office.node("n1", 16)
@@ -277,7 +277,7 @@ async def test_a_new_leader_corrects_the_reason_and_repeats_nothing(before: str,
         assert (office.reasons(), office.events.said) == (written, [])
 
 
-async def test_copies_that_are_refused_alike_get_the_same_reason() -> None:
+async def test_replicas_that_are_refused_alike_get_the_same_reason() -> None:
     """Ecosystem A1."""
     async with Office() as office:
         full(office)

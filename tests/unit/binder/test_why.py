@@ -198,7 +198,7 @@ async def test_why_of_a_pod_that_does_not_exist(api: Reader) -> None:
         (("a" * 254,), "is not the name"),
     ],
 )
-async def test_what_is_no_name_is_not_asked_for(argv: tuple[str, ...], hint: str, api: Reader) -> None:
+async def test_what_is_no_name_is_not_requested(argv: tuple[str, ...], hint: str, api: Reader) -> None:
     with pytest.raises(ConfigError, match=hint):
         await call("why", *argv)
     assert api.asked == []
@@ -206,7 +206,7 @@ async def test_what_is_no_name_is_not_asked_for(argv: tuple[str, ...], hint: str
         await call("why", "a" * 253)
 
 
-async def test_a_pod_of_several_gpus_asks_for_its_total_and_for_a_share_of_it_on_each(
+async def test_a_pod_of_several_gpus_requests_its_total_and_a_share_of_it_on_each(
     api: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """ecosystem A4: a pod that takes 40 GiB is said to take them."""

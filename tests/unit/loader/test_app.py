@@ -133,7 +133,7 @@ async def test_a_model_that_triton_does_not_load_fails_with_the_reason(
 
 
 @pytest.mark.parametrize("words", [[LOADING], []])
-async def test_a_word_that_breaks_off_is_asked_for_again(
+async def test_a_word_that_breaks_off_is_requested_again(
     agent: Agent, options: LoaderOptions, words: list[pb.LoadProgress], waited: list[float]
 ) -> None:
     agent.words = [words, [READY]]

@@ -149,7 +149,7 @@ async def test_a_file_that_has_changed_meanwhile_is_not_glued_to_the_old(
     assert await download(server, tmp_path / "f") == BODY
 
 
-async def test_trouble_passes(server: Server, tmp_path: Path) -> None:
+async def test_a_failure_passes(server: Server, tmp_path: Path) -> None:
     server.script = [408, 425, 429, 500, 502, "whole"]
     assert await download(server, tmp_path / "f") == BODY
     server.script = [503, 504, "whole"]
@@ -164,7 +164,7 @@ async def test_a_refusal_is_final(server: Server, tmp_path: Path, status: int, w
     assert (len(server.ranges), waited) == (1, [])
 
 
-async def test_trouble_that_lasts_is_given_up_after_growing_pauses(
+async def test_a_failure_that_lasts_is_given_up_after_growing_pauses(
     server: Server, tmp_path: Path, waited: list[float]
 ) -> None:
     server.script = [500]
@@ -206,7 +206,7 @@ def test_a_slow_download_may_take_longer_than_it_may_stand_still(tmp_path: Path)
     assert len(server.ranges) == 1
 
 
-async def test_a_server_that_takes_no_ranges_is_not_asked_for_one(server: Server, tmp_path: Path) -> None:
+async def test_a_server_that_takes_no_ranges_is_not_sent_one(server: Server, tmp_path: Path) -> None:
     server.headers, server.script = {"Accept-Ranges": "none"}, ["cut", "whole"]
     assert await download(server, tmp_path / "f") == BODY
     assert server.ranges == [None, None]
@@ -289,7 +289,7 @@ async def test_a_part_that_is_not_the_rest_of_this_file_is_not_glued_to_it(
 
 
 @pytest.mark.parametrize("start", [0, 100_000])
-async def test_a_part_that_nobody_asked_for_is_refused(server: Server, tmp_path: Path, start: int) -> None:
+async def test_a_part_that_no_request_named_is_refused(server: Server, tmp_path: Path, start: int) -> None:
     """node D7."""
     server.script = [rest(start)]
     with pytest.raises(Failed, match=r"the server answered 206 .*, a part that was not requested"):
@@ -322,7 +322,7 @@ def until_closed(body: bytes) -> Callable[[web.Request], Any]:
     return answer
 
 
-async def test_a_file_whose_end_nobody_can_tell_is_taken_only_by_its_digest(
+async def test_a_file_whose_end_is_unknown_is_taken_only_by_its_digest(
     server: Server, tmp_path: Path
 ) -> None:
     """node D8: one that is cut would count as a whole one."""
@@ -410,7 +410,7 @@ async def test_an_url_that_is_none_is_refused_at_once(server: Server, tmp_path: 
         await download(server, tmp_path / "f")
 
 
-async def test_progress_is_told_now_and_then(
+async def test_progress_is_reported_now_and_then(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

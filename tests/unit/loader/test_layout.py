@@ -56,7 +56,7 @@ def test_every_lone_file_goes_where_its_backend_looks(name: str, place: str) -> 
     assert place_file(name, source="it") == place
 
 
-def test_what_a_lone_file_may_be_is_told() -> None:
+def test_what_a_lone_file_may_be_is_reported() -> None:
     with pytest.raises(Failed, match=r"^it: an archive .* or a model file \(.onnx, .plan, .pt, .py\) is"):
         place_file("net.safetensors", source="it")
 

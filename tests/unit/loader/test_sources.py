@@ -134,7 +134,7 @@ async def test_an_archive_is_gone_once_it_is_unpacked(work: Path) -> None:
         assert directory.is_dir()
 
 
-async def test_what_no_backend_would_find_is_not_even_asked_for(work: Path) -> None:
+async def test_what_no_backend_would_find_is_not_even_requested(work: Path) -> None:
     store = Store(WEIGHTS)
     async with serving(store.handle) as url:
         for path in ("/weights.bin", "/", ""):

@@ -272,7 +272,7 @@ async def test_the_termination_message(tmp_path: Path, script: str, policy: str,
     )
 
 
-async def test_a_program_that_cannot_start_is_told(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_start_is_reported(tmp_path: Path) -> None:
     run = Run(tmp_path, "", policy="Never", command=[str(tmp_path)])
     ended = await run.ends()
     assert (ended.exit_code, "cannot start" in ended.message) == (127, True)

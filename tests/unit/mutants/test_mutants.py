@@ -227,7 +227,7 @@ diff --git a/loader/old.py b/loader/old.py
     assert new_lines(diff) == {"binder/loop/queue.py": {4, 5, 11}, "/dev/null": frozenset()}
 
 
-def test_the_lines_of_the_newest_commit_are_told_by_git() -> None:
+def test_the_lines_of_the_newest_commit_are_reported_by_git() -> None:
     told = since(ROOT, "HEAD")
     assert all(path.endswith(".py") for path in told)
 

@@ -59,7 +59,7 @@ async def test_an_agent_makes_it_a_sidecar(
         ({"agent": NODE, "tls_client_ca": Path("/a")}, "--tls-client-ca needs --tls-cert"),
     ],
 )
-async def test_flags_that_do_not_fit_are_told_before_anything_begins(
+async def test_flags_that_do_not_fit_are_reported_before_anything_begins(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], told: str
 ) -> None:
     monkeypatch.setattr(sidecar, "main", None)

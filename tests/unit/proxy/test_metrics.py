@@ -81,7 +81,7 @@ def test_the_longest_request_has_a_bucket() -> None:
     assert BUCKETS[-1] == ProxyOptions.request_timeout
 
 
-def test_what_has_not_happened_is_told_as_zero() -> None:
+def test_what_has_not_happened_is_reported_as_zero() -> None:
     """A counter that appears only with its first event has no rate at that event."""
     seen = scraped(Figures())
     assert seen.pop("berth_proxy_model_ready") == 1

@@ -120,7 +120,7 @@ def test_activity(before: Activity, wanted: int, ready: int, initialised: bool, 
     assert activity(bounds, before, wanted=wanted, ready=ready, initialised=initialised) is after
 
 
-def test_who_needs_no_copy_in_the_beginning_is_inactive() -> None:
+def test_who_needs_no_replica_in_the_beginning_is_inactive() -> None:
     bounds = spec(initial_scale="0").bounds
     assert activity(bounds, ACTIVATING, wanted=UNKNOWN, ready=0, initialised=False) is INACTIVE
     assert (ready_to_be_active(bounds, initialised=False), ready_to_be_active(bounds, initialised=True)) == (

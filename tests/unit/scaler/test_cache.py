@@ -360,7 +360,7 @@ def test_what_is_not_berths_proxy_is_not_taken_for_it(spec: dict[str, Any]) -> N
     assert read_proxy({"spec": spec}) == Proxy()
 
 
-def test_the_limit_of_a_copy_bounds_its_target() -> None:
+def test_the_limit_of_a_replica_bounds_its_target() -> None:
     cached = cache()
     spec = {"containers": [{"args": ["proxy", "--model=public", "--container-concurrency=2"]}]}
     cached.observe_deployment(deployment({GROUP + "target": "50"}, spec=spec))
@@ -395,7 +395,7 @@ def test_states_of_pods(item: dict[str, Any], state: PodState) -> None:
 
 
 @pytest.mark.parametrize("item", [pod(owner=None), pod(owner="m-77"), pod(owner="-5f"), pod(phase="Failed"), pod(phase="Succeeded")])  # fmt: skip
-def test_no_copies(item: dict[str, Any]) -> None:
+def test_no_replicas(item: dict[str, Any]) -> None:
     cached = cache()
     cached.observe_pod(pod(), 0)
     cached.observe_pod(item, 0)
@@ -428,7 +428,7 @@ def test_a_pods_own_words_are_few_and_on_one_line() -> None:
     assert found.failed_load.isprintable()
 
 
-def test_when_a_copy_was_first_seen_to_be_so() -> None:
+def test_when_a_replica_was_first_seen_to_be_so() -> None:
     cached = cache()
     cached.observe_pod(pod(node="", phase="Pending"), 1)
     cached.observe_pod(pod(), 2)
@@ -439,7 +439,7 @@ def test_when_a_copy_was_first_seen_to_be_so() -> None:
     assert (found.bound_ns, found.ready_ns) == (2, 3)
 
 
-def test_endpoints_are_copies_with_an_address() -> None:
+def test_endpoints_are_replicas_with_an_address() -> None:
     cached = cache()
     cached.observe_pod(pod("u1", conditions=READY), 0)
     assert cached.endpoints(KEY) == ()
@@ -457,7 +457,7 @@ def test_endpoints_are_copies_with_an_address() -> None:
     assert [(one.name, one.nearly_ready) for one in cached.endpoints(KEY)] == [("u1", False), ("u2", True)]
 
 
-def test_a_nodes_address_is_no_copys() -> None:
+def test_a_nodes_address_is_no_replicas_address() -> None:
     """An activator would be sent to whatever listens there, at any port that the template names."""
     told = cache(deployment())
     bare = pod(conditions=READY)
@@ -662,7 +662,7 @@ def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
         ),
     ],
 )
-def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
+def test_an_annotation_that_there_is_not_is_reported_with_the_one_that_is_meant(
     names: list[str], said: str
 ) -> None:
     """A typo in an annotation's name was silent."""
@@ -753,7 +753,7 @@ def test_neither_our_writes_nor_a_persons_are_an_autoscalers(item: dict[str, Any
     assert scaled_by(item) is scaled_by(keep_deployment(item)) is None
 
 
-def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_by_one_word_alone() -> None:
+def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_requested_by_one_word_alone() -> None:
     cached = cache()
     cached.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
     for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForCapacity")):

@@ -65,7 +65,7 @@ def test_a_bad_key_is_named_at_the_start(tmp_path: Path, file: bytes, said: str)
         read_config(tmp_path)
 
 
-def test_a_directory_that_is_none_is_told_as_such(tmp_path: Path) -> None:
+def test_a_directory_that_is_none_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config: .*none"):
         read_config(tmp_path / "none")
 
@@ -104,7 +104,7 @@ def test_a_burst_capacity_that_knative_refuses_is_refused(tmp_path: Path, value:
         ("zzz", "no such key; it has no effect"),
     ],
 )
-def test_what_has_no_effect_is_told(tmp_path: Path, key: str, said: str) -> None:
+def test_what_has_no_effect_is_reported(tmp_path: Path, key: str, said: str) -> None:
     """Nobody learned that these keys change nothing."""
     (tmp_path / key).write_text("100")
     (warning,) = read_config(tmp_path).warnings
@@ -186,7 +186,7 @@ def test_a_config_map_that_is_exchanged_at_every_look_is_read_another_time(
         read_config(tmp_path)
 
 
-def test_a_link_that_leads_to_itself_and_a_value_without_end_are_told_in_a_line(tmp_path: Path) -> None:
+def test_a_link_that_leads_to_itself_and_a_value_without_end_are_reported_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to("..data")
     with pytest.raises(ConfigError, match="Too many levels of symbolic links"):
         read_config(tmp_path)

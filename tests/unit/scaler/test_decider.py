@@ -110,7 +110,7 @@ def test_another_target() -> None:
 
 
 @pytest.mark.parametrize(("ready", "in_panic"), [(0, False), (1, False), (2, True)])
-def test_who_begins_with_copies_keeps_them_for_a_window(ready: int, in_panic: bool) -> None:
+def test_who_begins_with_replicas_keeps_them_for_a_window(ready: int, in_panic: bool) -> None:
     decider = Decider(spec(max_scale_down_rate=1000.0), ready=ready, now_ns=0)
     assert decider.in_panic == in_panic
     assert decider.decide(Averages(0, 0), ready=ready, now_ns=60 * SECOND).desired == (
@@ -127,7 +127,7 @@ def delayed(seconds: int, *, reachable: bool = True) -> Spec:
     return spec(10, 0, panic_threshold=100.0, scale_down_delay_seconds=seconds, reachable=reachable)
 
 
-def test_fewer_copies_only_after_the_delay() -> None:
+def test_fewer_replicas_only_after_the_delay() -> None:
     decider = Decider(delayed(300), ready=1, now_ns=0)
     told = []
     for load, at in ((40, 2), (0, 300), (0, 302), (40, 540), (30, 600), (0, 660), (0, 840), (0, 900)):

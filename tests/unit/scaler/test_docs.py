@@ -68,7 +68,7 @@ def test_every_annotation_of_the_table_is_read() -> None:
     assert all(kind in section("Classes") for kind in (KPA, HPA))
 
 
-def test_every_figure_is_told() -> None:
+def test_every_figure_is_reported() -> None:
     assert [row[0].strip(" `") for row in rows(section("A HorizontalPodAutoscaler instead"))] == list(METRICS)
     assert all(f"`{name}`" in section("KEDA instead") for name in FIGURES)
     assert re.search(rf"The scaler's \({ScalerOptions.admin_listen.port};", DOCS)
@@ -157,7 +157,7 @@ def test_knatives_metrics_stand_beside_ours() -> None:
     } <= theirs
 
 
-def test_the_phases_of_a_cold_start_are_those_that_are_told_in_their_order() -> None:
+def test_the_phases_of_a_cold_start_are_those_that_are_reported_in_their_order() -> None:
     table = OPERATING.partition("| `berth_scaler_cold_start_seconds` | `berth_cold_start_seconds` |")[
         2
     ].partition("\n\n")[0]

@@ -72,7 +72,7 @@ def test_activity(figures: dict[str, Any], active: bool | None) -> None:
     assert is_active(models.views[models.add("a/m", **figures)]) is active
 
 
-def test_a_copys_target_is_that_of_the_annotations() -> None:
+def test_a_replicas_target_is_that_of_the_annotations() -> None:
     models = FakeModels()
     view = models.views[models.add("a/m", target="8", metric="rps")]
     assert [target_of(view, metric) for metric in ("rps", "concurrency", "waiting", "desired")] == [

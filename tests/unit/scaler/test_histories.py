@@ -129,13 +129,13 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_is_asked_for_that_has_no_place(seed: int) -> None:
+def test_nothing_is_requested_that_has_no_place(seed: int) -> None:
     history = History(f"calm {seed}", calm=True)
     history.run()
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_no_busy_copy_ends(seed: int) -> None:
+def test_whatever_happens_no_busy_replica_ends(seed: int) -> None:
     history = History(f"wild {seed}", calm=False)
     history.run()
 

@@ -50,7 +50,7 @@ def test_what_cannot_be_meant_is_named(metadata: dict[str, str], named: str) -> 
         asked(**metadata)
 
 
-def test_whole_numbers_are_told_as_well_and_are_never_less() -> None:
+def test_whole_numbers_are_reported_as_well_and_are_never_less() -> None:
     """Whoever reads these alone: half a request would be nobody's."""
     models = FakeModels()
     model = models.add("a/m", concurrency=Averages(3.25, 0.0), target="1.5")

@@ -41,12 +41,12 @@ def valid(desired: int, ebc: int, *, in_panic: bool = False) -> dict[str, Any]:
 UNKNOWN = {"valid": False, "desired": 0, "ebc": 0}
 
 
-def test_one_report_from_one_copy() -> None:
+def test_one_report_from_one_replica() -> None:
     new = {**NEW, "annotations": {GROUP + "target": "10"}}
     assert asked(new, stat(1, 50), scale(2)) == [{}, None, valid(8, -251, in_panic=True)]
 
 
-def test_four_copies_and_nothing_known() -> None:
+def test_four_replicas_and_nothing_known() -> None:
     told = asked({**NEW, "ready": 4}, scale(0, 4), stat(0, 1), scale(2, 4), scale(60, 4), scale(61, 4))
     assert told == [
         {},

@@ -112,7 +112,7 @@ def applied(decision: RouteDecision) -> list[tuple[str, ...]]:
     return [one.slice.addresses for one in decision.slices if isinstance(one, Apply)]
 
 
-def test_a_model_with_copies_costs_nothing() -> None:
+def test_a_model_with_replicas_costs_nothing() -> None:
     world = World()
     assert world.reconcile() == RouteDecision()
     assert world.ports.get(MODEL) is None
@@ -190,7 +190,7 @@ def test_the_slice_names_the_services_ports_with_the_models_numbers() -> None:
         (T0 + 3 * SECOND_NS, QUIET_NS + 3 * SECOND_NS, True),
     ],
 )
-def test_a_model_is_quiet_when_no_copy_has_had_a_request_since_the_switch(
+def test_a_model_is_quiet_when_no_replica_has_had_a_request_since_the_switch(
     arrival: int | None, at: int, quiet: bool
 ) -> None:
     world = World()
@@ -280,7 +280,7 @@ def test_it_turns_round_at_any_moment() -> None:
     assert again.proven
 
 
-def test_copies_that_are_away_for_a_moment_are_waited_for() -> None:
+def test_replicas_that_are_away_for_a_moment_are_waited_for() -> None:
     """Nobody wanted it to sleep: its copies have failed."""
     world = World()
     world.serve(0)
@@ -380,7 +380,7 @@ def test_two_services_are_led_each_by_its_own_slice() -> None:
 # Activators come and go.
 
 
-def test_without_activators_nothing_is_written_and_nobody_sleeps() -> None:
+def test_without_activators_nothing_is_written_and_no_model_scales_to_zero() -> None:
     decision = World(0).reconcile(needs_proxy=True)
     assert (decision.slices, decision.proven, decision.failure) == ((), False, NO_ACTIVATOR)
 

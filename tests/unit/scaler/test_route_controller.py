@@ -302,7 +302,9 @@ async def test_a_model_that_nobody_asks_goes_to_zero_behind_an_activator() -> No
 
 
 @pytest.mark.parametrize("off_seconds", [0, 60, -60, 86_400, -86_400])
-async def test_whoever_still_sends_a_copy_requests_is_seen_by_a_clock_that_is_off(off_seconds: int) -> None:
+async def test_whoever_still_sends_a_replica_requests_is_seen_by_a_clock_that_is_off(
+    off_seconds: int,
+) -> None:
     """The slice stands, and a kube-proxy has not heard of it: its requests are short, and come now and then."""
     world = World()
     world.off_seconds, world.requests = off_seconds, 1.0
@@ -316,7 +318,7 @@ async def test_whoever_still_sends_a_copy_requests_is_seen_by_a_clock_that_is_of
     assert 3 <= await world.until(lambda: world.replicas == 0) <= 10
 
 
-async def test_without_an_activator_that_listens_the_last_copy_stays() -> None:
+async def test_without_an_activator_that_listens_the_last_replica_stays() -> None:
     world = World()
     world.stream.opens = False
     await world.seconds(100)
@@ -347,7 +349,7 @@ async def test_the_first_request_wakes_it_and_clients_are_led_back_to_the_copy()
     assert (world.replicas, world.slice) == (1, None)
 
 
-async def test_whoever_asks_between_the_switch_and_the_end_keeps_the_copy() -> None:
+async def test_whoever_asks_between_the_switch_and_the_end_keeps_the_replica() -> None:
     world = World()
     await world.until(lambda: world.slice is not None)
     world.requests = 1.0
@@ -489,7 +491,7 @@ async def test_a_thousand_that_sleep_cost_little() -> None:
     assert replace(world.stream.assigned[MODEL], version=0).mode is RouteMode.PROXY
 
 
-async def test_a_model_with_copies_is_not_looked_at_again_and_again() -> None:
+async def test_a_model_with_replicas_is_not_looked_at_again_and_again() -> None:
     world = World()
     world.requests = 1.0
     await world.second()
@@ -553,7 +555,7 @@ async def test_why_a_model_cannot_sleep_is_known_for_as_long_as_it_is_so() -> No
     assert world.route.failures == {}
 
 
-async def test_whom_no_port_was_left_for_sleeps_once_one_is_free() -> None:
+async def test_whom_no_port_was_left_for_scales_to_zero_once_one_is_free() -> None:
     world = World()
     others = [ModelKey("z", str(port)) for port in ACTIVATOR_PORTS[::2]]
     for other in others:

@@ -189,7 +189,7 @@ def test_a_slice_is_read_as_what_it_is() -> None:
         ([endpoints("m", "10.0.0.9", ready=False), endpoints("m", "10.0.0.8", uid="second")], True),
     ],
 )
-def test_ours_goes_when_a_copy_is_ready_in_another(slices: list[Json], goes: bool) -> None:
+def test_ours_goes_when_a_replica_is_ready_in_another(slices: list[Json], goes: bool) -> None:
     made = board(M)
     made.services.set_service(service())
     listen(made)

@@ -174,7 +174,7 @@ def test_a_pod_that_the_binder_has_rejected_is_owed_nothing() -> None:
     assert second.replicas == 1
 
 
-def test_the_binder_is_told_how_many_replicas_there_are() -> None:
+def test_the_binder_learns_how_many_replicas_there_are() -> None:
     cluster = Cluster()
     model = cluster.add("m", min_scale="3", load_seconds=5)
     cluster.run(8)
@@ -857,7 +857,7 @@ def test_a_tenant_with_more_models_than_one_question_holds_leaves_room_for_other
     assert len(new) == min(len(models) - 1, count - len(models) + 1)
 
 
-def test_a_template_that_is_too_large_is_not_sent_and_its_user_is_told() -> None:
+def test_a_template_that_is_too_large_is_not_sent_and_its_user_gets_an_event() -> None:
     cluster = Cluster()
     model = cluster.add("m", min_scale="1")
     item = model.json()

@@ -244,7 +244,7 @@ async def test_rows_that_say_nothing_are_counted(here: Here) -> None:
     assert (here.metrics.rows_left, len(here.recorded)) == (1, 1)
 
 
-async def test_a_gateway_is_not_believed_about_others_copies(here: Here) -> None:
+async def test_a_gateway_is_not_believed_about_others_replicas(here: Here) -> None:
     await here.node("a", answering(stat("u", "of another node")), "u")
     await here.scraper.ask("a")
     assert [load.pod_uid for load in here.recorded] == ["u"]

@@ -249,7 +249,7 @@ def test_a_new_stream_of_an_activator_ends_the_one_before(scaler: Scaler) -> Non
     assert (len(scaler.activators), "act" in scaler.sessions) == (0, False)
 
 
-def test_a_stream_that_has_ended_is_told_of_no_address(scaler: Scaler) -> None:
+def test_a_stream_that_has_ended_gets_no_address(scaler: Scaler) -> None:
     session = scaler.connect()
     scaler.assign(assignment(), session)
     session.message(snapshot=True)

@@ -158,7 +158,7 @@ def test_the_pod_template_counts_before_the_deployment_however_it_is_spelt() -> 
     assert of_deployment(deployment, template) == {**deployment, GROUP + "activationScale": "x"}
 
 
-def test_a_class_asks_for_it() -> None:
+def test_a_class_requests_it() -> None:
     assert is_scaled({GROUP + "class": "anything"})
     assert not is_scaled({GROUP + "min-scale": "1"})
 

@@ -118,7 +118,7 @@ def server(node: str, address: str, name: str = "", **meta: Any) -> Json:
     return pod(name or f"server-{node}", node=node, address=address, **more)
 
 
-def test_gateways_of_nodes_with_copies_are_asked_about_those_alone(here: Here) -> None:
+def test_gateways_of_nodes_with_replicas_are_asked_about_those_alone(here: Here) -> None:
     here.tell("deployments", deployment())
     here.tell("pods", pod("p1"))
     assert here.asked == {}  # its gateway is not known yet
@@ -134,7 +134,7 @@ def test_gateways_of_nodes_with_copies_are_asked_about_those_alone(here: Here) -
     assert here.asked == {}
 
 
-def test_a_gateways_successor_is_asked_whichever_of_the_two_is_told_last(here: Here) -> None:
+def test_a_gateways_successor_is_asked_whichever_of_the_two_is_reported_last(here: Here) -> None:
     here.tell("deployments", deployment())
     here.tell("pods", pod("p1"))
     here.tell("pods", server("n1", "10.1.0.1", "old"))
@@ -174,7 +174,7 @@ def test_nobody_else_passes_for_a_gateway(here: Here, where: Json) -> None:
     assert here.asked == {}
 
 
-def test_a_pod_is_told_to_the_fleet_to_the_routes_and_as_a_client(here: Here) -> None:
+def test_a_pod_is_reported_to_the_cache_to_the_routes_and_as_a_client(here: Here) -> None:
     here.tell("deployments", deployment())
     here.route.touched.clear()
     here.tell("pods", pod("p1"))
@@ -187,7 +187,7 @@ def test_a_pod_is_told_to_the_fleet_to_the_routes_and_as_a_client(here: Here) ->
     assert [change.kind for change in here.route.clients] == [ChangeKind.SET, ChangeKind.GONE]
 
 
-def test_whoever_is_no_copy_may_be_a_client(here: Here) -> None:
+def test_whoever_is_no_replica_may_be_a_client(here: Here) -> None:
     here.tell("pods", pod("p1", ownerReferences=[], labels={}))
     (change,) = here.route.clients
     assert change.object["status"]["podIP"] == "10.0.0.1"

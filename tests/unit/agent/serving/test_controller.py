@@ -157,7 +157,7 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_figures_and_one_that
     assert on_node.triton.loads.count(on_server("p3")) == 0
 
 
-async def test_a_pod_that_asks_for_no_memory_gets_none(on_node: Node) -> None:
+async def test_a_pod_that_requests_no_memory_gets_none(on_node: Node) -> None:
     model = await on_node.stage()
     model.requested_bytes = 0  # placed by its owner, with an annotation of its own
     await on_node.lifecycle.start_load(model)
@@ -224,7 +224,7 @@ async def test_models_of_known_size_come_back_side_by_side(on_node: Node) -> Non
     assert {model.measured_bytes for model in models} == {3 * GIB}
 
 
-async def test_a_triton_that_dies_while_a_copy_is_drained_is_not_asked_to_unload_what_comes_next(
+async def test_a_triton_that_dies_while_a_replica_is_drained_is_not_asked_to_unload_what_comes_next(
     on_node: Node,
 ) -> None:
     model = await on_node.stage()

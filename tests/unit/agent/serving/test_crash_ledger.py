@@ -264,7 +264,7 @@ def test_a_new_agent_knows_all_that_was_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "remembers", "suspect"),
+    ("loaded", "remembers", "suspect"),
     [(set(), False, True), (set(), True, False), ({"aaa"}, False, False)],
 )
 def test_what_an_agent_before_left_open(loaded: set[ServerName], remembers: bool, suspect: bool) -> None:

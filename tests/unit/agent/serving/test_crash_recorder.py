@@ -205,7 +205,7 @@ async def test_a_suspect_is_not_loaded_beside_one_that_kills_triton_once_it_serv
     assert innocent.state is ModelState.READY
 
 
-async def test_whose_requests_were_in_a_triton_that_died_is_told_and_counted(on_node: Node) -> None:
+async def test_whose_requests_were_in_a_triton_that_died_is_reported_and_counted(on_node: Node) -> None:
     models = [await on_node.stage(uid, on=on) for uid, on in (("p1", "GPU-a"), ("p2", "GPU-b"))]
     for model in models:
         await on_node.lifecycle.start_load(model)

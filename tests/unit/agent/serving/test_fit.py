@@ -46,7 +46,7 @@ def test_each_gpu_of_several_must_have_room() -> None:
     assert asked(GIB, OtherModel((B,), 13 * GIB), gpus=(A, B))[0] is None
 
 
-def test_what_asks_for_nothing_is_refused() -> None:
+def test_what_requests_nothing_is_refused() -> None:
     failure, reason = asked(0)
     assert failure is Failure.CAPACITY
     assert "requests no GPU memory" in reason

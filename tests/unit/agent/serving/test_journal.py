@@ -34,7 +34,7 @@ def poisoned(*digests: str) -> CrashLedger:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"v": 9}', '{"v": 1, "marks": 3}', '{"v":1,"marks":[{}]}', "\0", "[" * 100_000]
 )
-def test_a_journal_that_cannot_be_read_is_told_put_aside_and_not_fatal(tmp_path: Path, text: str) -> None:
+def test_a_journal_that_cannot_be_read_is_reported_put_aside_and_not_fatal(tmp_path: Path, text: str) -> None:
     journal = Journal(tmp_path)
     journal.path.write_text(text)
     assert journal.read().all_quarantined(NOW) == []
@@ -43,7 +43,7 @@ def test_a_journal_that_cannot_be_read_is_told_put_aside_and_not_fatal(tmp_path:
     assert (tmp_path / "journal.unreadable").read_text() == text
 
 
-def test_a_node_without_a_journal_has_no_trouble(tmp_path: Path) -> None:
+def test_a_node_without_a_journal_has_no_failure(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.read().open == []
     assert journal.failure == ""

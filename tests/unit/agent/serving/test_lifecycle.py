@@ -167,7 +167,7 @@ async def test_what_triton_never_had_is_not_unloaded_there(on_node: Node) -> Non
     assert (list(on_node.models), on_node.repository.records()) == ([], {})
 
 
-async def test_a_directory_of_nobody_is_removed_and_an_unknown_name_is_no_trouble(on_node: Node) -> None:
+async def test_a_directory_of_nobody_is_removed_and_an_unknown_name_is_no_failure(on_node: Node) -> None:
     (on_node.repository.models / "nobodys").mkdir()
     on_node.triton.loaded[ServerName("nobodys")] = IndexState.READY
     for name in ("nobodys", "unheard"):

@@ -175,7 +175,7 @@ async def test_what_is_staged_anew_is_used_again_once_the_old_is_out(on_node: No
     assert (model.state, on_node.triton.loaded) == (ModelState.READY, {NAME: IndexState.READY})
 
 
-async def test_what_triton_says_of_a_load_is_told_with_the_name_that_people_know(on_node: Node) -> None:
+async def test_what_triton_says_of_a_load_is_reported_with_the_name_that_people_know(on_node: Node) -> None:
     said = f"load failed for model '{NAME}': at least one version must be available: /models/{NAME}/1 is none"
     on_node.triton.errors = [TritonRefused(said)]
     model = await on_node.stage()

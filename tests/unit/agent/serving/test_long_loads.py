@@ -93,7 +93,7 @@ def test_a_pod_that_goes_while_others_wait_lets_them_go_on_at_once(tmp_path: Pat
     on_a_node(tmp_path, story)
 
 
-def test_a_load_that_is_told_as_failed_holds_its_gpu_no_longer(tmp_path: Path) -> None:
+def test_a_load_that_is_reported_as_failed_holds_its_gpu_no_longer(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         slow = await begun(node, "p1")
         _, seconds = await seconds_to_serve(node, "p2")

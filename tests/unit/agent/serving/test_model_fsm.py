@@ -78,7 +78,7 @@ def test_a_mark_is_taken_away_only_where_triton_has_survived(phase: Phase) -> No
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.CANCELLED])
-def test_what_triton_is_called_for_is_told_by_the_call_alone(phase: Phase) -> None:
+def test_what_triton_is_called_for_is_reported_by_the_call_alone(phase: Phase) -> None:
     """Its index may be older than the call."""
     for event in SEEN:
         assert next_of(phase, event) == (phase, ())

@@ -271,7 +271,7 @@ async def test_a_new_agent_unloads_what_no_pod_wants_any_more(on_node: Agent) ->
     assert after.triton.loaded[NAME] is IndexState.UNAVAILABLE
 
 
-async def test_an_unload_that_fails_is_told_once_however_many_passes_waited_for_it(
+async def test_an_unload_that_fails_is_reported_once_however_many_passes_waited_for_it(
     on_node: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = await on_node.stage()

@@ -105,7 +105,7 @@ async def test_who_has_served_keeps_its_memory_before_who_was_placed_first(on_no
     assert (served.state, first.failure) == (ModelState.READY, Failure.CAPACITY)
 
 
-async def test_a_load_takes_the_larger_of_what_was_promised_and_what_is_asked_for(on_node: Node) -> None:
+async def test_a_load_takes_the_larger_of_what_was_promised_and_what_is_requested(on_node: Node) -> None:
     model = await on_node.stage(gib=17)
     model.requested_bytes = GIB
     await on_node.lifecycle.start_load(model)

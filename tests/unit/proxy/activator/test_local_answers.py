@@ -68,7 +68,7 @@ def test_metadata_of_rest_are_those_of_grpc() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b"\xff", b"null", b"[" * 100_000])
-def test_what_is_no_object_is_told_to_nobody(body: bytes) -> None:
+def test_what_is_no_object_is_reported_to_none(body: bytes) -> None:
     """A tenant's own image may answer anything."""
     made = LastAnswers("own")
     made.remember("/v2/models/own", Answer(200, body))
@@ -88,6 +88,6 @@ def test_what_is_no_object_is_told_to_nobody(body: bytes) -> None:
         {"name": "own", "outputs": 7},
     ],
 )
-def test_metadata_that_are_none_are_told_to_nobody(told: dict[str, Any]) -> None:
+def test_metadata_that_are_none_are_reported_to_none(told: dict[str, Any]) -> None:
     with pytest.raises(NotServed):
         model_metadata(told)

@@ -207,7 +207,7 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> random.Random:
 
 @pytest.mark.parametrize("are_long", [False, True])
 @pytest.mark.parametrize("seed", range(25))
-async def test_no_copy_computes_more_at_once_than_it_takes(
+async def test_no_replica_computes_more_at_once_than_it_takes(
     unseen: random.Random, seed: int, are_long: bool
 ) -> None:
     unseen.seed(seed)

@@ -44,7 +44,7 @@ def queue() -> Queue:
     return Queue()
 
 
-def test_no_copy_is_not_no_limit(queue: Queue) -> None:
+def test_no_replica_is_not_no_limit(queue: Queue) -> None:
     asked = [queue.ask(i) for i in range(5)]
     assert all(one.is_waiting for one in asked)
     assert queue.throttler.admit_at_once(queue.now) is None
@@ -81,7 +81,7 @@ def test_the_first_that_waits_cold_starts_and_the_others_do_not(queue: Queue) ->
     assert queue.cold_starts == 1
 
 
-def test_who_waits_for_a_busy_copy_cold_starts_nobody_until_the_copy_goes(queue: Queue) -> None:
+def test_who_waits_for_a_busy_replica_cold_starts_nobody_until_the_replica_goes(queue: Queue) -> None:
     queue.throttler.allow(1)
     queue.ask()
     queue.ask()
@@ -90,7 +90,7 @@ def test_who_waits_for_a_busy_copy_cold_starts_nobody_until_the_copy_goes(queue:
     assert (queue.cold_starts, queue.throttler.needs_replica) == (1, True)
 
 
-def test_one_that_had_its_slot_and_lost_its_copy_is_held_again(queue: Queue) -> None:
+def test_one_that_had_its_slot_and_lost_its_replica_is_buffered_again(queue: Queue) -> None:
     queue.throttler.allow(1)
     queue.ask()
     queue.throttler.allow(0)
@@ -158,7 +158,7 @@ def test_however_many_models_a_tenant_has_another_finds_room() -> None:
         assert (whole.used_bytes, theirs.used_bytes) == (0, 0)
 
 
-def test_however_many_models_a_tenant_cold_starts_another_is_woken() -> None:
+def test_however_many_models_a_tenant_cold_starts_another_is_started() -> None:
     bounds = Bounds()
     tenant, other = bounds.of_tenant(), bounds.of_tenant()
     taken = 0
@@ -172,7 +172,7 @@ def test_however_many_models_a_tenant_cold_starts_another_is_woken() -> None:
     assert not other.cold_starts.has_one(100.0)
 
 
-def test_a_model_is_woken_so_often_and_no_more() -> None:
+def test_a_model_is_started_so_often_and_no_more() -> None:
     queue = Queue(cold_starts_per_second=1.0, cold_start_burst=2)
     for _ in range(2):
         queue.ask().release(queue.now)
@@ -208,7 +208,7 @@ def test_a_client_that_waits_for_less_long_is_held_for_less_long() -> None:
     assert asked.is_overdue(queue.now + 1.1)
 
 
-def test_all_models_together_are_woken_so_often_and_no_more() -> None:
+def test_all_models_together_are_started_so_often_and_no_more() -> None:
     bounds = Bounds(cold_starts=TokenBucket(1.0, 3))
     queues = [Queue(bounds) for _ in range(4)]
     for one in queues[:3]:
@@ -219,7 +219,7 @@ def test_all_models_together_are_woken_so_often_and_no_more() -> None:
     assert queues[3].ask().is_waiting
 
 
-def test_a_hopeless_model_holds_nobody(queue: Queue) -> None:
+def test_a_failed_model_holds_nobody(queue: Queue) -> None:
     asked = [queue.ask(i) for i in range(3)]
     queue.throttler.closed = "never"
     assert str(queue.refused()) == "never"
@@ -252,7 +252,7 @@ def test_every_request_arrives_once_and_is_forwarded_at_most_once() -> None:
     assert counted.average_buffered == pytest.approx(0.0)
 
 
-def test_when_a_copy_came_for_those_that_waited_is_told_once(queue: Queue) -> None:
+def test_when_a_replica_came_for_those_that_waited_is_reported_once(queue: Queue) -> None:
     queue.throttler.allow(1)  # nobody waits for it
     assert queue.throttler.counts(queue.now).served_ago == 0
     queue.throttler.allow(0)

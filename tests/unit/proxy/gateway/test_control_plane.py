@@ -169,7 +169,7 @@ def test_a_pod_that_comes_back_is_not_drained() -> None:
     assert (workers.specs[-1].draining, workers.specs[-1].drained) == (frozenset(), frozenset())
 
 
-def test_a_drain_ends_with_the_agent_that_asked_for_it_and_not_one_of_a_pods_proxy() -> None:
+def test_a_drain_ends_with_the_agent_that_requested_it_and_not_one_of_a_pods_proxy() -> None:
     one, workers = control_plane()
     one.list_replicas([replica_of("a"), replica_of("b"), replica_of("c")])
     for uid in ("a", "b"):

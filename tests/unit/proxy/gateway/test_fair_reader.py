@@ -68,7 +68,7 @@ class Process:
         return list(self.log)
 
 
-async def test_a_hundred_connections_of_one_copy_get_one_copys_part() -> None:
+async def test_a_hundred_connections_of_one_replica_get_one_replicas_part() -> None:
     process = Process()
     flood = [process.connect("flood") for _ in range(100)]
     quiet = process.connect("quiet")
@@ -256,7 +256,7 @@ async def test_answers_count_too() -> None:
 
 
 @pytest.mark.parametrize("stays", [False, True])
-async def test_a_clients_end_is_told_behind_what_is_kept(stays: bool) -> None:
+async def test_a_clients_end_is_reported_behind_what_is_kept(stays: bool) -> None:
     process = Process()
     connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
     for connection, _, _ in connections:

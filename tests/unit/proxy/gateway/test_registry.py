@@ -73,7 +73,7 @@ def test_new_changed_ended() -> None:
         {"limits": {**replica_of("a").to_json()["limits"], "maxJsonBytes": 0}},
     ],
 )
-def test_copies_that_cannot_be(wrong: dict[str, Any]) -> None:
+def test_replicas_that_cannot_be(wrong: dict[str, Any]) -> None:
     good = replica_of("a").to_json()
     assert read_replicas([good]) == (replica_of("a"),)
     with pytest.raises(InvalidValue):

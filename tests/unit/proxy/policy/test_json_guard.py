@@ -272,7 +272,7 @@ def test_the_index_is_asked_for_what_is_ready_or_for_all(text: bytes, ready: boo
 
 
 @pytest.mark.parametrize("size", [10, 300_000])
-def test_a_key_that_stands_twice_is_told_of_where_that_costs_little(size: int) -> None:
+def test_a_key_that_stands_twice_is_reported_where_that_costs_little(size: int) -> None:
     """Beyond that nothing of the first one goes on either."""
     text = b'{"inputs":[],"id":"a","id":"b","x":"%b"}' % (b"x" * size)
     if size == 10:

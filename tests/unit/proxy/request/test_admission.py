@@ -33,7 +33,7 @@ def names(*admitted: Admission) -> list[str]:
     return [one.state.name.lower() for one in admitted]
 
 
-def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
+def test_so_many_run_so_many_wait_and_the_rest_is_rejected() -> None:
     limited, meter = admissions(2, 1)
     log: list[int] = []
     had = [limited.admit(0.0, lambda i=i: log.append(i)) for i in range(3)]  # type: ignore[misc]
@@ -48,7 +48,7 @@ def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_one_that_is_turned_away_has_arrived_all_the_same(shared: bool) -> None:
+def test_one_that_is_rejected_has_arrived_all_the_same(shared: bool) -> None:
     """As Knative counts: else a model under too much load would seem to have less."""
     limited, meter = admissions(1, 0)
     if shared:
@@ -92,7 +92,7 @@ def test_the_small_one_goes_when_the_large_one_before_it_leaves() -> None:
     assert names(first, large, small) == ["running", "released", "running"]
 
 
-def test_a_limit_on_bytes_is_told_with_its_flag() -> None:
+def test_a_limit_on_bytes_is_reported_with_its_flag() -> None:
     limited, meter = admissions(0, 0, room=100 * 1024)
     with pytest.raises(Refusal, match=r"200 KiB.*100 KiB.*--room") as refused:
         limited.admit(0.0, list, cost_bytes=200 * 1024)
@@ -171,7 +171,7 @@ def test_a_queue_of_any_length_that_gives_back_at_once_what_it_is_given() -> Non
     assert (limited.running, limited.waiting, meter.concurrency) == (0, 0, 0)
 
 
-async def test_idle_is_told_when_the_last_has_left() -> None:
+async def test_idle_is_reported_when_the_last_has_left() -> None:
     limited, _ = admissions(0, 0)
     had = [limited.admit(0.0, list) for _ in range(50)]
     idle = asyncio.create_task(limited.idle())
@@ -377,7 +377,7 @@ async def test_what_comes_back_hears_of_a_slot_that_another_process_gives() -> N
     theirs.close()
 
 
-async def test_what_ends_after_its_copy_touches_no_descriptor_that_another_has_by_then() -> None:
+async def test_what_ends_after_its_replica_touches_no_descriptor_that_another_has_by_then() -> None:
     ended = shared_limit(1, 2)
     limited = SharedAdmissions(LoadMeter(0.0, lambda: 0.0), *ended, bytes=Budget(100))
     runs, waits = limited.admit(0.0, list), limited.admit(0.0, list)
@@ -451,7 +451,7 @@ async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
     own.admissions.close()
 
 
-def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> None:
+def test_what_is_on_its_way_is_bounded_for_a_replica_and_for_all_of_a_process() -> None:
     whole = Budget(100)
     one, other = (
         Replica(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), process_budget=whole)

@@ -197,7 +197,7 @@ def test_packed_messages_are_bounded_packed_and_unpacked() -> None:
 
 @pytest.mark.parametrize("size", [3, LONG])
 @pytest.mark.parametrize("asks", [False, True])
-def test_every_request_of_a_decoupled_model_asks_for_the_mark(size: int, asks: bool) -> None:
+def test_every_request_of_a_decoupled_model_requests_the_mark(size: int, asks: bool) -> None:
     """And it is known of each whether its client had asked for it."""
     message = pb.ModelInferRequest.FromString(request(size=size))
     if asks:

@@ -140,7 +140,7 @@ WAYS = (
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[Replica]], triton: Any) -> None:
+async def test_who_is_rejected_has_arrived(way: Callable[[], Awaitable[Replica]], triton: Any) -> None:
     """One that is there, and one that is refused."""
     replica = await way()
     assert arrived(replica) == 2

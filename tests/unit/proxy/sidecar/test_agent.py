@@ -92,7 +92,7 @@ async def test_its_last_word_holds_until_there_is_news(pauses: list[float]) -> N
     assert moved.access == GatewayAccess(Endpoint("10.0.0.2", 1), OTHER)
 
 
-async def test_only_news_are_told() -> None:
+async def test_only_news_are_reported() -> None:
     gateway = NodeGateway()
     change = gateway.next_change()
     module.apply(gateway, status())
@@ -122,14 +122,14 @@ async def test_an_agent_that_is_away_is_asked_again_less_and_less_often(pauses: 
     assert pauses[14] > pauses[13] * 1.5
 
 
-async def test_a_busy_agent_is_given_the_time_that_it_asks_for(pauses: list[float]) -> None:
+async def test_a_busy_agent_is_given_the_time_that_it_requests(pauses: list[float]) -> None:
     await followed([CallFailed(Status.UNAVAILABLE, "busy", 7.0)], [AWAY], [status()])
     assert pauses[0] == 7
     assert pauses[1] < 1
     assert pauses[2] < 1
 
 
-async def test_trouble_with_the_agent_is_told_once_for_each_reason(
+async def test_a_failure_with_the_agent_is_logged_once_for_each_reason(
     pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger=module.log.name)
@@ -188,7 +188,7 @@ def test_a_status_is_read_as_it_was_written(state: pb.ModelState) -> None:
 
 
 @pytest.mark.parametrize("outcome", pb.UnloadResponse.Outcome.values())
-def test_an_outcome_is_told_by_its_name(outcome: pb.UnloadResponse.Outcome) -> None:
+def test_an_outcome_is_reported_by_its_name(outcome: pb.UnloadResponse.Outcome) -> None:
     written = pb.UnloadResponse(outcome=outcome).SerializeToString()
     assert messages.read_outcome(written) == pb.UnloadResponse.Outcome.Name(outcome)
     assert messages.read_outcome(b"\x08\x07") == "7"

@@ -36,7 +36,7 @@ async def test_what_was_not_taken_in_time_is_ended() -> None:
 
 
 @pytest.mark.parametrize("said", [b"no", b""])
-async def test_what_the_gateway_does_not_take_is_told_and_ended(said: bytes) -> None:
+async def test_what_the_gateway_does_not_take_is_reported_and_ended(said: bytes) -> None:
     handshake, wire = knocked()
     if said:
         handshake.data_received(said)

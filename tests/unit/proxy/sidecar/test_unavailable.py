@@ -43,7 +43,7 @@ def test_metrics_are_written_as_prometheus_own_library_writes_them(figures: Figu
     )
 
 
-def test_old_figures_are_told_as_far_as_they_only_grow() -> None:
+def test_old_figures_are_reported_as_far_as_they_only_grow() -> None:
     text = exposition(busy_figures(), is_fresh=False)
     assert "berth_proxy_model_ready 0.0" in text
     assert 'berth_proxy_requests_total{code="200",protocol="rest"} 20.0' in text

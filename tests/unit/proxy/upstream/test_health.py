@@ -148,7 +148,7 @@ def answer(body: bytes, status: str = "200 OK") -> bytes:
 
 
 @pytest.mark.parametrize(("listens", "expected"), [(True, Silent), (False, NotServed)])
-async def test_silence_is_told_from_refusal(listens: bool, expected: type[NotServed]) -> None:
+async def test_silence_differs_from_refusal(listens: bool, expected: type[NotServed]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # nobody accepts what the kernel has taken
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
         if not listens:
@@ -278,7 +278,7 @@ async def test_what_the_agent_withholds_is_not_ready_whatever_triton_says(
     assert upstream.replica.not_ready() is None
 
 
-async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_known_of_a_model_is_requested_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 5 s, not with each look: it is a large answer."""
     upstream = Looked(*[200] * 100)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
@@ -305,7 +305,7 @@ class Slow:
     def upstream_writable(self) -> None: ...
 
 
-async def test_a_copy_that_keeps_its_connections_leaves_room_for_the_others() -> None:
+async def test_a_replica_that_keeps_its_connections_leaves_room_for_the_others() -> None:
     """Answers that are read slowly, bodies that never end: half of all the connections, and one, is the most of one copy."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

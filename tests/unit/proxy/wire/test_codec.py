@@ -186,7 +186,7 @@ def test_calls_whose_heads_all_come_first_are_one_event_each() -> None:
     assert len(events) == 3
 
 
-def test_heads_are_told_before_what_ends_the_connection() -> None:
+def test_heads_are_reported_before_what_ends_the_connection() -> None:
     said = frames.headers(3, head(), end_stream=False) + frame(WINDOW_UPDATE, 0, 0, u32(0))
     assert [type(event) for event in introduced().receive(said)] == [Headers, Ended]
 
@@ -324,7 +324,7 @@ def test_a_broken_rule_of_the_connection_ends_it(what: str) -> None:
     "said",
     [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX", b"\x16\x03\x01", frames.PREFACE + bytes(9)],
 )
-def test_what_is_no_http2_is_told_so(said: bytes) -> None:
+def test_what_is_no_http2_is_reported(said: bytes) -> None:
     for pieces in ([said], [said[:1], said[1:]]):
         codec = server()
         event = next(e for piece in pieces if (e := ended(codec.receive(piece))) is not None)
@@ -524,7 +524,7 @@ def test_a_client_asks_its_server_nothing_of_patience() -> None:
         codec.take_output()
 
 
-def test_a_request_whose_answer_came_early_is_told_to_stop() -> None:
+def test_a_request_whose_answer_came_early_is_stopped() -> None:
     codec = asked()
     stream = codec.open(head())
     codec.send_data(stream, b"x" * 10**6)

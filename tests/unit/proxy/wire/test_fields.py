@@ -83,7 +83,7 @@ def test_a_bad_value_does_not_fit_a_mould(name: bytes, value: bytes) -> None:
         head() + b"\x00\x01a",
     ],
 )
-def test_what_cannot_be_read_is_told_apart(block: bytes) -> None:
+def test_what_cannot_be_read_is_distinguished(block: bytes) -> None:
     with pytest.raises(HpackError):
         request_reader().read(block)
 
@@ -179,7 +179,7 @@ def test_what_is_always_the_same_is_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_block_with_a_table_is_told_as_one_without(seed: int) -> None:
+def test_a_block_with_a_table_is_reported_as_one_without(seed: int) -> None:
     rng = random.Random(seed)
     encoder = reference.Encoder()
     decoder, other = (hpack.Decoder(allowed=0, list_limit=10_000) for _ in range(2))

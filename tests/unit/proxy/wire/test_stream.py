@@ -371,7 +371,7 @@ def test_a_reader_that_stands_still_costs_the_others_nothing() -> None:
     assert stuck.held == FIRST_WINDOW
 
 
-def test_output_is_told_of_once() -> None:
+def test_output_is_reported_once() -> None:
     codec = introduced()
     wake: Any = codec._wake
     wake.calls = 0
@@ -383,7 +383,7 @@ def test_output_is_told_of_once() -> None:
     assert wake.calls == 2
 
 
-def test_output_that_waits_for_the_connections_window_is_told_of_when_it_opens() -> None:
+def test_output_that_waits_for_the_connections_window_is_reported_when_it_opens() -> None:
     near, far = pair()
     near.open(head(), end=True)
     asked = next(event for event in far.receive(output(near)) if isinstance(event, Headers))
@@ -419,7 +419,7 @@ def test_the_end_releases_what_waits_and_tells_of_every_stream() -> None:
 @pytest.mark.parametrize(
     "asks", [frames.head(8, frames.PING, 0, 0) + bytes(8), frames.settings({})], ids=["pings", "settings"]
 )
-def test_a_server_that_asks_for_answers_and_reads_none_is_given_up(asks: bytes) -> None:
+def test_a_server_that_requests_answers_and_reads_none_is_given_up(asks: bytes) -> None:
     """It may be a model's own: what it is owed would be kept for ever."""
     one, reads = client(), client()
     for codec in (one, reads):
