@@ -133,9 +133,9 @@ def test_who_is_told_of_what() -> None:
     assert not is_notified(lambda: models.drop(model))
     assert is_notified(lambda: models.adopt(record("p2")))
     models.see_pod(anonymous("p3"))
-    assert is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))
-    assert not is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))
-    assert is_told(lambda: models.lose_pod(PodUid("p3")))
+    assert is_notified(lambda: models.claim(PodUid("p3"), ModelName("x")))
+    assert not is_notified(lambda: models.claim(PodUid("p3"), ModelName("x")))
+    assert is_notified(lambda: models.lose_pod(PodUid("p3")))
 
 
 def test_an_id_has_one_holder_and_a_pod_one_name() -> None:

@@ -79,7 +79,7 @@ def test_after_a_quiet_time_it_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize("there", [["b"], []])
-def test_a_copy_that_is_gone_is_forgotten(there: list[str]) -> None:
+def test_a_replica_that_has_gone_is_forgotten(there: list[str]) -> None:
     detector = OutlierDetector()
     for _ in range(2):
         detector.triton_died(["a"], 0)
