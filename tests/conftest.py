@@ -11,7 +11,7 @@ from localcluster.samples import archive
 from tests.e2e.support import User
 from tests.fakes.eventually import eventually
 
-# Every model takes what it asked for, but for the named ones.
+# Every model takes what it requested, but for the named ones.
 MODELS = 'models: {greedy: 3Gi, "*": requested}\n'
 # A Lease of 8 s instead of 40, so that nobody has to wait long for it to end. There are no models here but those with
 # code: only so do two namespaces share a node.

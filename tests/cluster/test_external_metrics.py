@@ -216,8 +216,8 @@ async def test_an_autoscaler_follows_the_models_concurrency(plane: Plane) -> Non
     models.add("default/other", concurrency=Averages(1000.0, 1000.0))
     models.add("elsewhere/busy", concurrency=Averages(1000.0, 1000.0))
     await client.create(HPA, sample("hpa-concurrency.yaml", of="busy"))
-    await replicas(client, "busy", 4)  # 7 by 2 of a copy
-    # Nothing that is known is nothing to go by: the copies stay.
+    await replicas(client, "busy", 4)  # 7 by 2 of a replica
+    # Nothing that is known is nothing to go by: the replicas stay.
     models.change(model, concurrency=Averages())
     await condition(client, "busy", "ScalingActive", reason="FailedGetExternalMetric")
     await replicas(client, "busy", 4)
@@ -247,7 +247,7 @@ async def test_an_autoscaler_writes_what_berth_has_decided(plane: Plane) -> None
 
 
 async def test_the_sample_for_cpu_is_an_autoscaler(plane: Plane) -> None:
-    """There is no metrics-server here: it says so, and leaves the copies alone."""
+    """There is no metrics-server here: it says so, and leaves the replicas alone."""
     await make_deployment(plane.client, "computes")
     await plane.client.create(HPA, sample("hpa-cpu.yaml", of="computes"))
     await condition(plane.client, "computes", "ScalingActive", reason="FailedGetResourceMetric")

@@ -138,7 +138,7 @@ class ApiServer:
 
 
 def _chosen(params: Any) -> str:
-    """The one name that a field selector asks for, "" without one: all pods are on the one node."""
+    """The one name that a field selector requests, "" without one: all pods are on the one node."""
     by, _, name = str(params.get("fieldSelector", "")).partition("=")
     return name if by == "metadata.name" else ""
 

@@ -30,7 +30,7 @@ class FakeModels:
         return self.views.get(model)
 
     def add(self, model: str, *, target: str = "2", metric: str = "concurrency", **figures: Any) -> ModelKey:
-        """A model with a copy that nobody asks."""
+        """A model with a replica that nobody asks."""
         annotations = {"autoscaling.knative.dev/target": target, "autoscaling.knative.dev/metric": metric}
         annotations["autoscaling.knative.dev/target-utilization-percentage"] = "100"
         key = ModelKey.parse(model)

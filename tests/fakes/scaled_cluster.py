@@ -166,7 +166,7 @@ class Cluster:
         self.pending_seconds: dict[str, int] = {}
         self.cut: list[FakePod] = []
         self.on_write: Callable[[WriteScale], None] = lambda write: None
-        # How a model's requests spread over its ready copies.
+        # How a model's requests spread over its ready replicas.
         self.spread: Callable[[FakeModel, list[FakePod]], None] = evenly
         self._count = 0
         self.restart()
@@ -375,7 +375,7 @@ class Cluster:
             self._show(pod)
 
     def _ask(self, model: FakeModel) -> None:
-        """Clients go to the copies while there are any, else to the activator."""
+        """Clients go to the replicas while there are any, else to the activator."""
         ready = self.ready(model)
         for pod in ready:
             pod.busy, pod.rate = 0, 0.0

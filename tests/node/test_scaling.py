@@ -1,4 +1,4 @@
-"""From no copy to one and back on a real node: `deploy/autoscaling` as it is, kubelet's probes, kube-proxy's rules, DNS."""
+"""From no replica to one and back on a real node: `deploy/autoscaling` as it is, kubelet's probes, kube-proxy's rules, DNS."""
 
 import json
 from collections.abc import AsyncIterator
@@ -89,7 +89,7 @@ class ScaledUser(NodeUser):
         await eventually(check, seconds=30, what="the slice")
 
     async def standing(self) -> list[Any]:
-        """What is said of the model and of its copies."""
+        """What is said of the model and of its replicas."""
         deployment = await self.client.get(paths.deployment(TENANT, MODEL))
         pods = (await self.client.get(paths.pods(TENANT)))["items"]
         events = (await self.client.get(paths.events(TENANT)))["items"]

@@ -25,7 +25,7 @@ class Owner(User):
     async def serve(
         self, name: str, *, source: str, annotations: Json, namespace: str = "default", **options: Any
     ) -> None:
-        """A Deployment with its Service, at no copy."""
+        """A Deployment with its Service, at no replica."""
         options = {"gpu_mem": "1Gi", "replicas": 0, **options}
         deployment = model_deployment(
             name, source=source, scaling=annotations, namespace=namespace, **options

@@ -1,4 +1,4 @@
-"""From no copy to as many as fit, and back to none, with every request answered."""
+"""From no replica to as many as fit, and back to none, with every request answered."""
 
 import asyncio
 
@@ -96,7 +96,7 @@ async def test_every_protocol_is_held_and_handed_over_byte_for_byte(
 
 @pytest.mark.nightly
 async def test_a_long_request_outlives_the_way_to_zero(owner: Owner, echo: str, pod_address: str) -> None:
-    """One that comes to the copy when its Service leads to the activators already, and takes longer than all that is
+    """One that comes to the replica when its Service leads to the activators already, and takes longer than all that is
     left to wait for."""
     await owner.serve("long", source=echo, annotations=scaling(target="1"))
     await owner.leads_to("long")

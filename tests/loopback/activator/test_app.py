@@ -202,7 +202,7 @@ async def test_there_are_no_more_connections_than_descriptors_for_them(
 
 
 async def test_what_is_held_outlives_the_scaler(stage: Stage, pod: FakePod) -> None:
-    """Killed between the request and the copy: the next one is told of what waits, and brings the copy."""
+    """Killed between the request and the replica: the next one is told of what waits, and brings the replica."""
     stage.know()
     async with running(stage) as activator:
         await stage.listens()

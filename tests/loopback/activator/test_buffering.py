@@ -1,4 +1,4 @@
-"""A model that sleeps is woken by a request, which is answered by the copy that comes, whatever it is."""
+"""A model at zero is started by a request, which is answered by the replica that comes, whatever it is."""
 
 import asyncio
 import hashlib

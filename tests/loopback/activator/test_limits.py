@@ -106,7 +106,7 @@ async def test_a_stream_in_which_nothing_was_said_wakes_nobody(place: Place) -> 
         stream.cancel()
 
 
-# What a sleeping model says of itself.
+# What a model at zero says of itself.
 
 
 async def test_a_model_at_zero_is_ready_and_readiness_does_not_start_it(place: Place) -> None:
@@ -183,7 +183,7 @@ async def test_a_failed_model_is_served_by_the_replicas_that_it_has(place: Place
     await until(lambda: place.own.pods.any_open)
     async with aiohttp.ClientSession() as session:
         assert (await post(session, place))[0] == 200
-        await place.assign(unavailable="never, says another")  # while a copy serves
+        await place.assign(unavailable="never, says another")  # while a replica serves
         assert (await post(session, place))[0] == 200
         pod.is_ready = False
         await until(lambda: not place.own.pods.any_open)
@@ -367,7 +367,7 @@ async def test_a_model_is_not_started_too_often(place: Place) -> None:
         assert (status, answer["error"]) == (503, "the model is started from zero too often")
         assert headers["Retry-After"] == "1"
     assert len(place.cold_starts) == 3
-    # A copy that is there needs no waking.
+    # A replica that is there needs no waking.
     await place.serve(await place.pod())
     await until(lambda: place.own.pods.any_open)
     async with aiohttp.ClientSession() as session:

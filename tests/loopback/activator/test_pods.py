@@ -187,7 +187,7 @@ async def test_a_request_whose_only_replica_cannot_be_reached_waits_for_the_next
 
 
 async def lost(place: Place) -> None:
-    """Its only copy is gone, and nobody has noticed."""
+    """Its only replica is gone, and nobody has noticed."""
     gone = await place.pod("gone")
     await place.serve(gone)
     await until(lambda: place.own.pods.any_open)
@@ -513,7 +513,7 @@ async def test_a_tls_client_that_goes_while_it_waits_leaves_its_place(
 
 
 async def test_a_tls_client_that_is_reset_is_reset_at_its_replica(place: Place, authority: Authority) -> None:
-    """data-plane D4: the activator passes bytes on as a door does."""
+    """data-plane D4: the activator passes bytes on as a pod's proxy does."""
     ends = Ends()
     replica = await asyncio.start_server(ends.serve, "127.0.0.1", 0)
     async with replica:

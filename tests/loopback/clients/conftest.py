@@ -1,4 +1,4 @@
-"""A real Triton with two copies of one model's name and a stream of answers, and the ways to them."""
+"""A real Triton with two replicas of one model's name and a stream of answers, and the ways to them."""
 
 import os
 from collections.abc import AsyncIterator

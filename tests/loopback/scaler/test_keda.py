@@ -148,7 +148,7 @@ async def test_refusals_name_what_would_be_right(models: FakeModels) -> None:
 
 
 async def test_what_is_not_known_is_no_zero(models: FakeModels) -> None:
-    """By an error KEDA leaves the copies as they are; by a 0 it would end them."""
+    """By an error KEDA leaves the replicas as they are; by a 0 it would end them."""
     models.add("a/m", concurrency=Averages(), requests_per_second=Averages(), waiting=Averages())
     async with served(models, port=(port := free_port(HOST))), client_of(port) as client:
         assert (await client.ask("metrics"))["code"] == "Unavailable"

@@ -1,4 +1,4 @@
-"""Where a copy's first seconds on its node go."""
+"""Where a replica's first seconds on its node go."""
 
 from typing import Any
 

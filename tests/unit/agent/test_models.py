@@ -78,7 +78,7 @@ def test_memory_is_charged_to_each_gpu_while_triton_holds_the_model() -> None:
         ("model-p2", A),
     }
     assert {one.requested_bytes for one in models.residents()} == {1024**3}
-    p2.measured_bytes = None  # not known: what it asked for
+    p2.measured_bytes = None  # not known: what it requested
     assert models.taken_on(A) == 3 + 1024**3
     before = models.residency
     models.set_resident(p1, True)  # nothing new

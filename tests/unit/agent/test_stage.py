@@ -264,7 +264,7 @@ async def test_a_model_that_is_not_taken_is_refused_before_its_bytes_have_moved(
 async def test_nobody_has_more_judged_than_it_may_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A judgement takes up to a second of a core: a pod that asks for many is held to its streams' rate."""
+    """A judgement takes up to a second of a core: a pod that requests many is held to its streams' rate."""
     monkeypatch.setattr(agent.stage_queue, "STAGE_BURST", 3.0)
     api, outcomes = api_for(Node(tmp_path)), []
     for _ in range(5):

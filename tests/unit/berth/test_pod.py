@@ -1,4 +1,4 @@
-"""What a pod asks for."""
+"""What a pod requests."""
 
 from typing import Any
 

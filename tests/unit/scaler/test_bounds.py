@@ -115,7 +115,7 @@ def test_steps(name: str) -> None:
     ],
 )
 def test_activity(before: Activity, wanted: int, ready: int, initialised: bool, after: Activity) -> None:
-    """At least two copies; three in the beginning."""
+    """At least two replicas; three in the beginning."""
     bounds = spec(min_scale="2", initial_scale="3").bounds
     assert activity(bounds, before, wanted=wanted, ready=ready, initialised=initialised) is after
 

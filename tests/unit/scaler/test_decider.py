@@ -1,4 +1,4 @@
-"""How many copies are wanted: Knative's own cases (pkg/autoscaler/scaling/autoscaler_test.go), and what lies between them."""
+"""How many replicas are wanted: Knative's own cases (pkg/autoscaler/scaling/autoscaler_test.go), and what lies between them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ ZERO = spec_of({}, Defaults())
 
 
 def spec(target: float = 10, burst: float = 0, **more: object) -> Spec:
-    """Up and down by ten, panic at twice, a window of 60 s, three quarters of what a copy can have."""
+    """Up and down by ten, panic at twice, a window of 60 s, three quarters of what a replica can have."""
     values: dict[str, object] = {
         "target": target,
         "total": target / 0.75,

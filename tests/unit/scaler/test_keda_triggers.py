@@ -1,4 +1,4 @@
-"""What a ScaledObject's trigger asks for, and what it may not."""
+"""What a ScaledObject's trigger requests, and what it may not."""
 
 import pytest
 

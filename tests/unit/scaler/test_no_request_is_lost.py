@@ -13,7 +13,7 @@ ACTIVATOR = "the activator"
 # How long a client, or a kube-proxy, goes by what it has read.
 STALE = 5
 DRAIN = 10
-# A request that is held while the API server answers: until the decision, the copy's own time, and the way to it.
+# A request that is held while the API server answers: until the decision, the replica's own time, and the way to it.
 MOST_HELD = 15
 LEFT_OVER = 60
 

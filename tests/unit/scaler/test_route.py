@@ -1,4 +1,4 @@
-"""The way of a model's requests from its copies to the activators and back, step by step."""
+"""The way of a model's requests from its replicas to the activators and back, step by step."""
 
 from dataclasses import replace
 from typing import Any
@@ -281,7 +281,7 @@ def test_it_turns_round_at_any_moment() -> None:
 
 
 def test_replicas_that_are_away_for_a_moment_are_waited_for() -> None:
-    """Nobody wanted it to sleep: its copies have failed."""
+    """Nobody wanted it to sleep: its replicas have failed."""
     world = World()
     world.serve(0)
     world.proxied()
@@ -475,7 +475,7 @@ def test_a_slice_that_was_written_in_the_future_is_of_now() -> None:
 
 
 def test_a_scaler_that_starts_ends_what_another_has_begun() -> None:
-    """The model has a copy, and its slice stands still."""
+    """The model has a replica, and its slice stands still."""
     world = World()
     world.services = [
         ObservedService(SERVICE, ready=1, ours=desired_slice(SERVICE, PortPair(20000, 20001), ["10.0.1.0"]))

@@ -295,7 +295,7 @@ async def test_a_model_that_nobody_asks_goes_to_zero_behind_an_activator() -> No
     assert (world.replicas, world.written) == (1, [])
     world.requests = 0.0
     await world.until(lambda: world.replicas == 0)
-    # The slice came first, and the last copy has had no request for a while by then.
+    # The slice came first, and the last replica has had no request for a while by then.
     assert world.written == ["Apply", "replicas=0"]
     assert world.state() == "proxy"
     assert world.now // SECOND_NS - world.last_arrival >= 5

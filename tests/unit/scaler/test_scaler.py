@@ -148,7 +148,7 @@ def test_models_of_one_priority_share() -> None:
 
 
 def test_capacity_that_is_promised_to_one_model_is_not_given_to_another() -> None:
-    """A copy that was asked for has its place, though its pod is not there yet."""
+    """A replica that was asked for has its place, though its pod is not there yet."""
     cluster = Cluster(places=1)
     first = asleep(cluster)
     cluster.report(first)
@@ -826,7 +826,7 @@ def test_a_scaler_without_models_has_nothing_to_ask() -> None:
 
 
 def crowd(cluster: Cluster, count: int, *, padding: int, namespace: str) -> None:
-    """Models that want a copy, of templates that are so much larger than they need to be."""
+    """Models that want a replica, of templates that are so much larger than they need to be."""
     for number in range(count):
         item = cluster.add(f"m{number}", namespace=namespace, min_scale="1").json()
         item["spec"]["template"]["metadata"]["annotations"] = {"x": "y" * padding}
@@ -945,7 +945,7 @@ def test_a_model_that_does_not_start_is_given_up_after_its_progress_deadline(sec
 
 
 def test_while_no_activator_reports_buffered_requests_are_not_forgotten() -> None:
-    """A leader without its Lease has sent the activators away; what they hold still waits for a copy."""
+    """A leader without its Lease has sent the activators away; what they hold still waits for a replica."""
     cluster = Cluster()
     model = at_zero(cluster, load_seconds=1000)
     model.load = 1
@@ -969,7 +969,7 @@ def test_while_no_activator_reports_buffered_requests_are_not_forgotten() -> Non
 
 
 def test_a_route_that_was_proven_before_the_lease_was_lost_is_proven_anew() -> None:
-    """The last copy does not go by activators that have been sent away since."""
+    """The last replica does not go by activators that have been sent away since."""
     cluster = Cluster()
     model = cluster.add("m", replicas=1, **ONE)
     cluster.run(4)

@@ -179,7 +179,7 @@ async def test_a_load_that_hangs_holds_up_neither_unloads_nor_loads_of_its_gpu(t
     assert (hangs.state, hangs.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     await node.lifecycle.start_load(behind)
     assert (behind.state, behind.measured_bytes) == (ModelState.READY, None)  # nobody knows whose it was
-    assert hangs.resident  # its memory counts with what its pod asked for
+    assert hangs.resident  # its memory counts with what its pod requested
     assert node.models.taken_on(GPU.uuid) == 2 * GIB
 
 

@@ -439,7 +439,7 @@ class World:
         self._show(name)
 
     async def op_outgrow(self, a: int, b: int) -> None:
-        """A model is found to take more than its pod asked for."""
+        """A model is found to take more than its pod requested."""
         name = sorted(NODES)[a % len(NODES)]
         there = self.truth.listed[name]
         if (uid := self._pick(sorted(there), b)) and self._is_calm(name):

@@ -115,7 +115,7 @@ def test_a_pods_proxy_may_ask_for_a_drain_which_the_agent_is_not_told_of() -> No
 def test_a_pods_proxy_that_drains_and_goes_again_and_again_logs_a_line_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """data-plane D6. What the agent asks for is written each time."""
+    """data-plane D6. What the agent requests is written each time."""
     caplog.set_level(logging.INFO, logger="proxy.gateway.control_plane")
     one, workers = control_plane()
     one.list_replicas([replica_of("a"), replica_of("b")])

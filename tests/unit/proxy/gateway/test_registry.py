@@ -35,7 +35,7 @@ CEILINGS = Ceilings(
 def test_who_is_refused_is_told_what_its_operator_can_change(
     asked: dict[str, int], whole: str, json: str
 ) -> None:
-    """A pod that asks for more than a ceiling gets no more by asking again."""
+    """A pod that requests more than a ceiling gets no more by asking again."""
     limits = CEILINGS.capped(ReplicaLimits(**{"max_json_bytes": 9, **asked}))
     flags = CEILINGS.flags(limits)
     assert (flags.request, flags.json) == (whole, json)

@@ -184,7 +184,7 @@ def test_credit_is_not_saved_up() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_history(seed: int) -> None:
-    """All is served, each copy's in its order; no turn is longer than the quanta of all and one piece each; over
+    """All is served, each replica's in its order; no turn is longer than the quanta of all and one piece each; over
     any time in which two always have something waiting they get the same but for a quantum and a piece."""
     draw = random.Random(seed)
     names = "abcd"[: draw.randint(2, 4)]

@@ -420,7 +420,7 @@ def test_a_request_names_the_model_as_triton_does() -> None:
             expected.model_name = "own-0123456789ab"
             assert int.from_bytes(out[1:5]) == len(out) - 5
             assert sent == expected
-    for name in ("own-0123456789ab", "other"):  # a copy answers to its public name alone
+    for name in ("own-0123456789ab", "other"):  # a replica answers to its public name alone
         one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=2**32)
         (refusal,) = fed(one, framed(request(name)))
         assert isinstance(refusal, GrpcError)

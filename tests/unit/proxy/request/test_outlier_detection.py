@@ -40,7 +40,7 @@ def test_nobody_in_it_is_nobody() -> None:
 
 
 def test_each_hold_is_twice_the_last_up_to_a_bound() -> None:
-    """Its window begins when a ejection ends: while it lasts the copy cannot show that it is harmless."""
+    """Its window begins when a ejection ends: while it lasts the replica cannot show that it is harmless."""
     detector, now, ejections = OutlierDetector(), 0.0, []
     detector.triton_died(["a"], now)
     for _ in range(9):

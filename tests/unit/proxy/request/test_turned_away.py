@@ -1,4 +1,4 @@
-"""Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an arrival, once."""
+"""Whoever was rejected was load: of every way to be refused for want of room the scaler hears as of an arrival, once."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

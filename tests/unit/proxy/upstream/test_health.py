@@ -306,7 +306,7 @@ class Slow:
 
 
 async def test_a_replica_that_keeps_its_connections_leaves_room_for_the_others() -> None:
-    """Answers that are read slowly, bodies that never end: half of all the connections, and one, is the most of one copy."""
+    """Answers that are read slowly, bodies that never end: half of all the connections, and one, is the most of one replica."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
