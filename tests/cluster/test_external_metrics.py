@@ -198,7 +198,7 @@ async def replicas(client: KubeClient, name: str, wanted: int) -> None:
         spec = (await client.get(f"{DEPLOYMENTS}/{name}"))["spec"]
         assert spec["replicas"] == wanted, (spec["replicas"], hpa.get("status"))
 
-    await eventually(are_there, what=f"{name} has {wanted} copies")
+    await eventually(are_there, what=f"{name} has {wanted} replicas")
 
 
 async def condition(client: KubeClient, name: str, kind: str, *, reason: str) -> None:

@@ -274,11 +274,11 @@ async def test_a_scaler_scales_who_asked_and_the_next_one_goes_on(
         assert Scaled.from_text(found["metadata"]["annotations"][SCALED]).requested == replicas
 
     async with replica(cluster, tmp_path):
-        await eventually(lambda: has(3), what="three copies")
+        await eventually(lambda: has(3), what="three replicas")
         await cluster.client.patch(
             path, {"spec": {"replicas": 1}}
         )  # by hand: the next decision overwrites it
-        await eventually(lambda: has(3), what="three copies again")
+        await eventually(lambda: has(3), what="three replicas again")
         await cluster.client.patch(path, {"metadata": {"annotations": {MIN_SCALE: "many"}}})
         await eventually(lambda: _is_told(cluster, "InvalidAnnotation", "many"), what="a warning")
         await has(3)
@@ -288,7 +288,7 @@ async def test_a_scaler_scales_who_asked_and_the_next_one_goes_on(
     assert not (await cluster.client.get(f"{LEASES}/berth-scaler"))["spec"]["holderIdentity"]
     await cluster.client.patch(path, {"metadata": {"annotations": {MIN_SCALE: "4"}}})
     async with replica(cluster, tmp_path):
-        await eventually(lambda: has(4), what="four copies")
+        await eventually(lambda: has(4), what="four replicas")
         await cluster.client.patch(path, {"metadata": {"annotations": {CLASS: None}}})
         await cluster.client.patch(path, {"spec": {"replicas": 1}})
         await asyncio.sleep(3)  # longer than it takes to decide anew

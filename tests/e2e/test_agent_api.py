@@ -1,4 +1,4 @@
-"""The agent's door: whose token opens what, and what no message may make it do."""
+"""The agent's API: which token allows what, and what no message may cause."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The way of a request: the pod's door, the node's gateway, Triton. What a ticket opens, and what goes on when a part dies."""
+"""The path of a request: the pod's proxy, the node's gateway, Triton. What a ticket allows, and what goes on when a part dies."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ def node_of(user: User, pod: Json) -> Any:
 
 
 async def ticket_of_pod(user: User, pod: Json, model: str) -> bytes:
-    """What the pod's own door is told."""
+    """What the agent sends to the pod's own proxy."""
     request = pb.WatchModelRequest(model_name=model)
     async with agent_of(user, pod["spec"]["nodeName"]) as agent:
         status = await agent.WatchModel(request, metadata=bearer(await token_of(user, pod))).read()

@@ -34,7 +34,7 @@ async def full_node(cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
         await cluster.client.patch(paths.node(NODE), patch)
 
     await filled()
-    scenario.write_text(before.replace("total: 16Gi", "total: 16Gi, foreign: 5Gi"))
+    scenario.write_text(before.replace("total: 16Gi", "total: 16Gi, other_use: 5Gi"))
     yield cluster
     await cluster.client.patch(paths.node(NODE), {"metadata": {"annotations": {FILLER: None}}})
     scenario.write_text(before)

@@ -148,7 +148,7 @@ def report(about: FakeModel, **fields: Any) -> Report:
 
 
 class Cluster:
-    """`places`: copies that fit. What a write does is seen at once; `deaf`: nothing that is written is."""
+    """`places`: replicas that fit. What a write does is seen at once; `deaf`: nothing that is written is."""
 
     def __init__(
         self, places: int = 100, *, config: dict[str, str] | None = None, record: Record | None = None
@@ -430,7 +430,7 @@ class Cluster:
             if asked is None or not asked.needs_proxy:
                 self.proven_since.pop(key, None)
                 continue
-            failure = "" if self.models[key].has_service else "no Service leads to its copies"
+            failure = "" if self.models[key].has_service else "no Service leads to its replicas"
             failure = failure or ("" if self.activators else "no activator is attached")
             if failure:
                 self.proven_since.pop(key, None)

@@ -59,7 +59,7 @@ class NodeUser(User):
         assert len(pods) == 1, [brief(pod) for pod in pods]
         return pods[0]
 
-    async def door(self, pod: Json, port: int) -> str:
+    async def proxy_of(self, pod: Json, port: int) -> str:
         """HOST:PORT on this side of the network for a port of a pod."""
         return await self.cluster.reach(pod["status"]["podIP"], port)
 
@@ -113,8 +113,8 @@ class Served:
     async def infer(self, pod: Json | None = None) -> None:
         """Right answers from both front ends of the pod."""
         pod = pod or await self.pod()
-        await infer_rest(await self._user.door(pod, 9000), self._app)
-        await infer_grpc(await self._user.door(pod, 9001), self._app)
+        await infer_rest(await self._user.proxy_of(pod, 9000), self._app)
+        await infer_grpc(await self._user.proxy_of(pod, 9001), self._app)
 
     async def answers(self, seconds: float = 120) -> Json:
         """Wait until the pod is Ready and answers; the pod."""

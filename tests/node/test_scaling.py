@@ -76,7 +76,7 @@ class ScaledUser(NodeUser):
             ready = [pod for pod in pods if is_ready(pod)]
             assert (asked, len(pods), len(ready)) == (count, count, count), [asked, *map(brief, pods)]
 
-        await eventually(check, seconds=seconds, what=f"{count} copies")
+        await eventually(check, seconds=seconds, what=f"{count} replicas")
 
     async def leads_to_activators(self) -> None:
         """Until the additional slice names both of them."""

@@ -114,7 +114,7 @@ async def test_a_pod_without_a_ticket_finds_no_port_of_triton_and_opens_nothing(
     await simple.infer()
 
 
-# A model's own pod has its door's token: what it gets for another pod's model.
+# A model's own pod has its proxy's token: what it gets for another pod's model.
 GREEDY = """
 import grpc, os, sys
 from berth.v1 import node_agent_pb2 as pb, node_agent_pb2_grpc as services

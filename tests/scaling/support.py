@@ -51,7 +51,7 @@ class Owner(User):
             ready = [pod for pod in pods if is_ready(pod)]
             assert (asked, len(ready)) == (count, count), f"{asked} asked for, {[brief(p) for p in pods]}"
 
-        await eventually(check, seconds=seconds, what=f"{count} copies of {name}:")
+        await eventually(check, seconds=seconds, what=f"{count} replicas of {name}:")
 
     async def ready_pod(self, name: str) -> None:
         async def check() -> None:

@@ -1,4 +1,4 @@
-"""What one model's clients can do to another that sleeps: nothing, and least of all wake it."""
+"""What one model's clients can do to another at zero: nothing, and least of all start it."""
 
 import asyncio
 

@@ -115,7 +115,7 @@ async def test_a_stream_whose_client_has_said_all_is_buffered_and_answered(place
 
 
 async def test_a_client_that_has_closed_its_half_is_not_waited_for(place: Place) -> None:
-    """It may have gone: whoever wakes a model waits for it."""
+    """It may have gone: a request that starts a model waits for it."""
     reader, writer = await raw(place)
     writer.write(infer())
     await until(lambda: place.own.throttler.buffered == 1)

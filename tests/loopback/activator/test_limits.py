@@ -1,4 +1,4 @@
-"""What wakes a model and what does not; what a sleeping one says of itself; what is refused, and when."""
+"""What starts a model at zero and what does not; what it says of itself; what is refused, and when."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, Any]]:
     return grpc.StatusCode.OK, "", {}
 
 
-# What wakes nobody.
+# What starts no model.
 
 
 @pytest.mark.parametrize(

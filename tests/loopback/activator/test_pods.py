@@ -1,4 +1,4 @@
-"""Which copy a request goes to, and what becomes of it when copies go."""
+"""Which replica a request goes to, and what becomes of it when replicas go."""
 
 import asyncio
 import ssl

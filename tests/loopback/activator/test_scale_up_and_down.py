@@ -1,4 +1,4 @@
-"""While copies come and go and the Service leads here and elsewhere, no request of a client that asks on is lost."""
+"""While replicas come and go and the Service leads here and elsewhere, no request of a client that asks on is lost."""
 
 import asyncio
 from collections import Counter

@@ -161,7 +161,7 @@ async def test_a_stream_says_true_whenever_a_model_begins_to_be_wanted(models: F
         stream = client.begin("stream")
         for _ in range(3):
             assert await client.ask("active") == {"active": False}
-            assert not client.has_heard(stream), "false would end the copies of an older KEDA at once"
+            assert not client.has_heard(stream), "false would end the replicas of an older KEDA at once"
             models.change(model, buffered=1)
             scaler.look([model])
             assert await client.hear(stream) == {"active": True}

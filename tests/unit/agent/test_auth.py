@@ -85,40 +85,40 @@ def authenticator(api: Api, clock: Clock | None = None, *, known: str = "here") 
 
 async def test_a_token_is_reviewed_once_in_ten_seconds_and_each_for_itself() -> None:
     api, clock = Api(), Clock()
-    door = authenticator(api, clock)
+    authn = authenticator(api, clock)
     for _ in range(3):
-        assert await door.pod_of(bearer("one"), POD) == REF
-    await door.pod_of(bearer("two"), POD)
+        assert await authn.pod_of(bearer("one"), POD) == REF
+    await authn.pod_of(bearer("two"), POD)
     assert api.reviewed == ["one", "two"]
     clock.now += 9.9
-    await door.pod_of(bearer("one"), POD)
+    await authn.pod_of(bearer("one"), POD)
     assert api.reviewed == ["one", "two"]
     clock.now += 0.2
-    await door.pod_of(bearer("one"), POD)
+    await authn.pod_of(bearer("one"), POD)
     assert api.reviewed == ["one", "two", "one"]
 
 
 async def test_a_token_that_is_refused_is_asked_about_again_after_a_moment() -> None:
     """It may have been too early, and nobody gets in by it."""
     api, clock = Api(), Clock()
-    door, good = authenticator(api, clock), api.status
+    authn, good = authenticator(api, clock), api.status
     api.status = {"authenticated": False, "error": "token one has expired"}
     for _ in range(1000):
         with pytest.raises(Unauthenticated, match=r"^token … has expired$"):  # it is not told on
-            await door.pod_of(bearer("one"), POD)
+            await authn.pod_of(bearer("one"), POD)
     assert api.reviewed == ["one"]
     clock.now += 5
     api.status = good
-    assert await door.pod_of(bearer("one"), POD) == REF
+    assert await authn.pod_of(bearer("one"), POD) == REF
     assert len(api.reviewed) == 2
 
 
-async def flood(door: TokenAuthenticator, count: int, source: str, uid: str = "elsewhere") -> int:
+async def flood(authn: TokenAuthenticator, count: int, source: str, uid: str = "elsewhere") -> int:
     """Send so many tokens, each once; how many were not even looked at."""
     busy: list[Busy] = []
     for number in range(count):
         try:
-            await door.pod_of(claiming(uid, number), source)
+            await authn.pod_of(claiming(uid, number), source)
         except Unauthenticated:
             pass
         except Busy as error:
@@ -130,27 +130,27 @@ async def flood(door: TokenAuthenticator, count: int, source: str, uid: str = "e
 @pytest.mark.parametrize("uid", ["elsewhere", "here-evil"])
 async def test_a_flood_of_bad_tokens_costs_little_and_stops_nobody_else(uid: str) -> None:
     api, clock = Api(), Clock()
-    door, good = authenticator(api, clock), api.status
+    authn, good = authenticator(api, clock), api.status
     api.status = {"authenticated": False}
-    assert await flood(door, 1000, POD, uid) >= 950
+    assert await flood(authn, 1000, POD, uid) >= 950
     assert len(api.reviewed) <= 50
     clock.now += 10
-    await flood(door, 1000, POD, uid)
+    await flood(authn, 1000, POD, uid)
     assert len(api.reviewed) <= 100
     api.status = good
     # A pod of this node is let in also where all come from one address, and so is who has one of its own.
-    assert await door.pod_of(claiming("here-good"), POD) == REF
-    assert await door.pod_of(bearer("another"), "ipv4:10.0.0.10") == REF
+    assert await authn.pod_of(claiming("here-good"), POD) == REF
+    assert await authn.pod_of(bearer("another"), "ipv4:10.0.0.10") == REF
 
 
 async def test_many_sources_together_cost_little_as_well() -> None:
     api = Api()
-    door = authenticator(api)
+    authn = authenticator(api)
     api.status = {"authenticated": False}
     for source in range(100):
-        await flood(door, 5, f"ipv4:10.0.1.{source}", f"elsewhere-{source}")
+        await flood(authn, 5, f"ipv4:10.0.1.{source}", f"elsewhere-{source}")
     assert len(api.reviewed) == 150
-    await flood(door, 1, POD, "here")
+    await flood(authn, 1, POD, "here")
     assert len(api.reviewed) == 151
 
 
@@ -169,8 +169,8 @@ class SlowApi(Api):
 
 async def test_one_token_is_under_review_once_whoever_waits_for_it_and_gives_up() -> None:
     api = SlowApi()
-    door = authenticator(api)
-    calls = [asyncio.create_task(door.pod_of(bearer("one"), POD)) for _ in range(5)]
+    authn = authenticator(api)
+    calls = [asyncio.create_task(authn.pod_of(bearer("one"), POD)) for _ in range(5)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     calls[0].cancel()
@@ -183,9 +183,9 @@ async def test_one_token_is_under_review_once_whoever_waits_for_it_and_gives_up(
 
 async def test_an_api_server_that_hangs_is_not_asked_by_everybody_at_once() -> None:
     api = SlowApi()
-    door = authenticator(api)
-    calls = [asyncio.create_task(door.pod_of(bearer(str(n)), f"ipv4:{n}")) for n in range(40)]
-    calls += [asyncio.create_task(door.pod_of(claiming(f"here-{n}"), POD)) for n in range(40)]
+    authn = authenticator(api)
+    calls = [asyncio.create_task(authn.pod_of(bearer(str(n)), f"ipv4:{n}")) for n in range(40)]
+    calls += [asyncio.create_task(authn.pod_of(claiming(f"here-{n}"), POD)) for n in range(40)]
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(api.reviewed) == 32
@@ -214,12 +214,12 @@ async def test_a_token_may_claim_any_nonsense(token: str) -> None:
 async def test_an_api_server_that_is_away_refuses_nobody() -> None:
     """KubeError, which callers are told as UNAVAILABLE; what was believed before still is."""
     api = Api()
-    door = authenticator(api)
-    await door.pod_of(bearer("one"), POD)
+    authn = authenticator(api)
+    await authn.pod_of(bearer("one"), POD)
     api.error = KubeUnreachable("connection refused")
-    assert await door.pod_of(bearer("one"), POD) == REF
+    assert await authn.pod_of(bearer("one"), POD) == REF
     with pytest.raises(KubeUnreachable):
-        await door.pod_of(bearer("two"), POD)
+        await authn.pod_of(bearer("two"), POD)
 
 
 @pytest.mark.parametrize(
@@ -264,12 +264,12 @@ async def test_what_is_no_token_never_reaches_the_api_server_and_what_would_be_i
 
 async def test_few_answers_are_kept() -> None:
     api = Api()
-    door = authenticator(api)
+    authn = authenticator(api)
     for number in range(1025):
-        await door.pod_of(claiming(f"here-{number}"), POD)
-    await door.pod_of(claiming("here-1024"), POD)
+        await authn.pod_of(claiming(f"here-{number}"), POD)
+    await authn.pod_of(claiming("here-1024"), POD)
     assert len(api.reviewed) == 1025
-    await door.pod_of(claiming("here-0"), POD)  # the oldest had to go
+    await authn.pod_of(claiming("here-0"), POD)  # the oldest had to go
     assert len(api.reviewed) == 1026
 
 
@@ -322,42 +322,42 @@ async def test_a_pod_that_is_gone_is_none_and_an_unknown_one_is_an_error() -> No
 
 async def test_the_cache_is_of_the_token_and_forgets_the_oldest_first() -> None:
     api, clock = Api(), Clock()
-    door = authenticator(api, clock)
+    authn = authenticator(api, clock)
     for number in range(1024):
-        await door.pod_of(claiming(f"here-{number}"), POD)
+        await authn.pod_of(claiming(f"here-{number}"), POD)
     clock.now += 10  # they are over now: none is believed without being asked about
-    await door.pod_of(claiming("here-0"), POD)
+    await authn.pod_of(claiming("here-0"), POD)
     assert len(api.reviewed) == 1025
-    await door.pod_of(
+    await authn.pod_of(
         claiming("here-new"), POD
     )  # which pushes out 1, and not 0, that was asked about just now
     clock.now += 5
-    await door.pod_of(claiming("here-0"), POD)
+    await authn.pod_of(claiming("here-0"), POD)
     assert len(api.reviewed) == 1026
 
 
 async def test_a_token_of_the_largest_size_and_one_with_spaces_around_it_are_tokens() -> None:
     api = Api()
-    door = authenticator(api)
-    assert await door.pod_of(bearer("x" * (16 * 1024)), POD) == REF
-    assert await door.pod_of(bearer("  one  "), POD) == REF
+    authn = authenticator(api)
+    assert await authn.pod_of(bearer("x" * (16 * 1024)), POD) == REF
+    assert await authn.pod_of(bearer("  one  "), POD) == REF
     assert api.reviewed[1:] == ["one"]
 
 
 async def test_who_claims_to_be_a_pod_of_this_node_takes_nothing_of_that_pods_share() -> None:
     """What a token says of its pod is no proof: another source may name any pod."""
     api, clock = Api(), Clock()
-    door, good = authenticator(api, clock), api.status
+    authn, good = authenticator(api, clock), api.status
     api.status = {"authenticated": False}
-    await flood(door, 1000, "ipv4:10.0.0.66", "here-good")
+    await flood(authn, 1000, "ipv4:10.0.0.66", "here-good")
     api.status = good
-    assert await door.pod_of(claiming("here-good", "its own"), POD) == REF
+    assert await authn.pod_of(claiming("here-good", "its own"), POD) == REF
 
 
 async def test_few_calls_wait_for_one_review_and_make_room_when_it_is_done() -> None:
     api = SlowApi()
-    door = authenticator(api)
-    calls = [asyncio.create_task(door.pod_of(bearer("one"), POD)) for _ in range(600)]
+    authn = authenticator(api)
+    calls = [asyncio.create_task(authn.pod_of(bearer("one"), POD)) for _ in range(600)]
     for _ in range(5):
         await asyncio.sleep(0)
     assert [call.done() for call in calls] == [False] * 512 + [True] * 88
@@ -365,7 +365,7 @@ async def test_few_calls_wait_for_one_review_and_make_room_when_it_is_done() -> 
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(answer, Busy) for answer in answers] == [False] * 512 + [True] * 88
     api.answer.clear()
-    later = [asyncio.create_task(door.pod_of(bearer("two"), POD)) for _ in range(512)]
+    later = [asyncio.create_task(authn.pod_of(bearer("two"), POD)) for _ in range(512)]
     for _ in range(5):
         await asyncio.sleep(0)
     api.answer.set()

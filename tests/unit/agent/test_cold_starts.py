@@ -67,7 +67,7 @@ def test_its_phases_follow_one_another_and_add_up(node: Node) -> None:
             [(PENDING, 1.0), (STAGED, 2.0), (ModelState.FAILED, 3.0), (PENDING, 4.0), (LOADING, 5.0), (READY, 7.0), ("proxy", 8.0)],
             [("download", 1.0), ("load", 5.0), ("proxy", 1.0), ("all", 7.0)],
         ),
-        # A door that is there already, as after its container was started before the loader's last word.
+        # A proxy that is there already, as after its container was started before the loader's last word.
         ([(PENDING, 1.0), ("proxy", 2.0), (READY, 4.0)], [("download", 3.0), ("load", 0.0), ("proxy", 0.0), ("all", 3.0)]),
         # Whose files were here when it was first seen: an agent that starts goes on with them.
         ([(STAGED, 1.0), (READY, 2.0), ("proxy", 3.0)], []),

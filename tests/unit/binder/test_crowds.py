@@ -139,7 +139,7 @@ CROWDS: list[Crowd] = [
 
 
 def _news(bench: Bench, number: int, chance: random.Random) -> None:
-    """Something has changed, and none of the blocked pods is any better off: foreign bytes come and go,
+    """Something has changed, and none of the blocked pods is any better off: other processes' bytes come and go,
     claims, budgets and namespaces are written, pods of others are bound and labelled."""
     name = f"n{chance.randrange(NODES)}"
     labels = {"kubernetes.io/os": "linux"}

@@ -525,7 +525,7 @@ async def test_a_model_that_is_being_unloaded_is_not_loaded(on_node: Agent) -> N
 async def test_what_an_older_agent_has_left_under_its_models_names_is_unloaded_and_removed(
     on_node: Agent,
 ) -> None:
-    """It knew no names of the server's own; the pod's door of then cannot reach the model any more."""
+    """It knew no names of the server's own; the pod's proxy of then cannot reach the model any more."""
     model = await on_node.stage()
     old = ServerName("model-p1")
     (on_node.repository.models / NAME).rename(on_node.repository.models / old)
