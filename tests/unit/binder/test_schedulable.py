@@ -60,7 +60,7 @@ def test_what_is_there_or_bound_is_not_given_again() -> None:
 
 # Four places. (name, wanted, running, priority) → given.
 ORDER: dict[str, tuple[list[tuple[str, int, int, int]], dict[str, int]]] = {
-    "the higher priority first, to the last copy": (
+    "the higher priority first, to the last replica": (
         [("a", 4, 0, 0), ("b", 3, 0, 1)],
         {"a": 1, "b": 3},
     ),
@@ -201,7 +201,7 @@ def test_so_many_replicas_are_given_at_once_and_no_more(monkeypatch: pytest.Monk
 def test_what_is_missing_bounds_what_is_told_of_it() -> None:
     full = cluster_with({"n1": [8]}, resident("x", "n1", 8))
     found = ask(full, model("a", 5, running=4))["a"]
-    assert (found.now, found.never) == (0, 1), "three of its copies are where no other would have a place"
+    assert (found.now, found.never) == (0, 1), "three of its replicas are where no other would have a place"
     pending = [pod(f"p{i}") for i in range(1025)]
     assert ask(full, model("a", 1, running=1), pending=pending)["a"].reason == ""
 
@@ -282,7 +282,7 @@ NEVER: dict[str, tuple[Json, int, int]] = {
     "as many as the GPUs hold when they are empty": ({"gib": 8}, 9, 4),
     "one of an id on each node": ({"gib": 1, "model_id": "m"}, 3, 1),
     "more GPUs than any node has": ({"gib": 1, "annotations": "3"}, 2, 2),
-    "two GPUs for each copy": ({"gib": 8, "annotations": "2"}, 3, 2),
+    "two GPUs for each replica": ({"gib": 8, "annotations": "2"}, 3, 2),
     "a product that is not there": ({"gib": 1, "product": "H100"}, 1, 1),
     "a label that no node has": ({"gib": 1, "nodeSelector": {"a": "b"}}, 1, 1),
     "a field that is not decided": ({"gib": 1, "resourceClaims": [{"name": "c"}]}, 1, 1),
@@ -426,7 +426,7 @@ def test_a_copy_on_a_cordoned_node_is_one_of_those_that_there_are() -> None:
 
 
 class World:
-    """A scheduler with nodes, pods and pods that wait, drawn by chance; and models that want copies."""
+    """A scheduler with nodes, pods and pods that wait, drawn by chance; and models that want replicas."""
 
     def __init__(self, seed: int, strategy: str) -> None:
         self.chance = random.Random(seed)
@@ -544,7 +544,7 @@ class World:
 
 
 def in_order(models: Sequence[SchedulableModel], answer: dict[str, Schedulable]) -> list[SchedulableModel]:
-    """The copies that were promised, in the order of the promise; written out anew, from the words of the rule."""
+    """The replicas that were promised, in the order of the promise; written out anew, from the words of the rule."""
     found, given_to = [], dict.fromkeys((one.model.name for one in models), 0)
     while left := [one for one in models if given_to[one.model.name] < answer[one.model.name].now]:
         best = min(

@@ -35,7 +35,7 @@ ACTIVE, INACTIVE, ACTIVATING = Activity.ACTIVE, Activity.INACTIVE, Activity.ACTI
 LONG_ACTIVE = state(ACTIVE, WINDOW)
 IDLE = state(INACTIVE, GRACE)
 RETAINED = "scale_to_zero_pod_retention_period"
-# Spec, state, desired; copies, whether they are written.
+# Spec, state, desired; replicas, whether they are written.
 CASES: dict[str, tuple[Spec, State, int, tuple[int, bool]]] = {
     "active for a window": (spec(), LONG_ACTIVE, 0, (0, False)),
     "just active": (spec(), state(ACTIVE, 0), 0, (1, True)),

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Spec, list[Row]]] = {
     ),
     "up by ten": (spec(10, 61), [(1, 1000, 1001, 0, 10, -1049), (10, 1000, 1001, 0, 100, -929)]),
     "down by ten": (spec(10, 61), [(100, 1, 1, 0, 10, 1271), (10, 1, 1, 0, 1, 71)]),
-    "no copy counts as one for rates and as none for bursts": (spec(10, 81), [(0, 1000, 888, 0, 10, -969)]),
+    "no replica counts as one for rates and as none for bursts": (spec(10, 81), [(0, 1000, 888, 0, 10, -969)]),
     "the threshold is met by what the rates would not allow": (
         spec(1, 0, max_scale_up_rate=1.5),
         [(1, 1, 2, 0, 2, 0), (2, 1, 1, 1, 2, 0)],

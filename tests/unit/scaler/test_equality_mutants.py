@@ -28,7 +28,7 @@ MISTAKES = {
     ),
     "down by the rate, rounded up": ("decision.decider", "floor(counted / spec", "ceil(counted / spec"),
     "the most of the last panic is kept": ("decision.decider", "self._most_in_panic = 0", "pass"),
-    "a burst that no copy counts for": ("decision.decider", "ready * spec.total", "max(ready, 1) * spec.total"),
+    "a burst that no replica counts for": ("decision.decider", "ready * spec.total", "max(ready, 1) * spec.total"),
     "the activation scale before the rates": (
         "decision.decider",
         "replicas = to_int32(smaller(larger(wanted, least), most))",

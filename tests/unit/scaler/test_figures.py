@@ -20,9 +20,9 @@ UNKNOWN = Averages()
         ({"concurrency": Averages(3.5, None), "in_panic": True}, "concurrency", 3.5),
         ({"requests_per_second": Averages(7.0, 0.0)}, "rps", 7.0),
         ({"waiting": Averages(2.0, 0.0)}, "waiting", 2.0),
-        # A copy serves and tells nothing: that is not 0.
+        # A replica serves and tells nothing: that is not 0.
         ({"concurrency": UNKNOWN}, "concurrency", None),
-        # No copy serves: what is held is all there is.
+        # No replica serves: what is held is all there is.
         ({"concurrency": UNKNOWN, "ready": 0, "buffered": 4}, "concurrency", 4.0),
         ({"waiting": UNKNOWN, "ready": 0, "buffered": 4}, "waiting", 4.0),
         ({"requests_per_second": UNKNOWN, "ready": 0, "buffered": 4}, "rps", 0.0),

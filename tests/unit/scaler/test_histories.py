@@ -64,11 +64,11 @@ class History:
         assert write.replicas <= (view.desired or 0) or write.replicas < model.replicas
         if view.capacity_limited:
             assert write.replicas >= min(view.desired or 0, counts.bound), (
-                "gave up copies for want of room for more"
+                "gave up replicas for want of room for more"
             )
         if write.replicas == 0:
             assert not any(pod.busy for pod in cluster.ready(model)), (
-                "ended the last copies while one was busy"
+                "ended the last replicas while one was busy"
             )
             if counts.ready:
                 since = cluster.proven_since[write.model]
@@ -120,7 +120,7 @@ class History:
             self.cluster.cut.clear()
             self.cluster.second()
             for pod in self.cluster.cut:
-                assert pod.uid not in long or pod.model == self.by_hand, "ended a copy with a long request"
+                assert pod.uid not in long or pod.model == self.by_hand, "ended a replica with a long request"
             self.check_pending()
             if self.calm:
                 assert not any(pod.refused for pod in self.cluster.pods.values()), (

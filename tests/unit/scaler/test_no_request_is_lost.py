@@ -1,5 +1,5 @@
 """Whatever happens, no client's request is lost: the real core, switch and registry, with clients that know the way of some
-seconds ago, copies that take their time to come and to go, an API server that is away and scalers that are killed."""
+seconds ago, replicas that take their time to come and to go, an API server that is away and scalers that are killed."""
 
 from collections import deque
 from random import Random
@@ -87,7 +87,7 @@ class Clients:
                 )
                 came += 1
             else:
-                assert self.is_ready(where) or self.now < self.drains.get(where, 0), "its copy has gone"
+                assert self.is_ready(where) or self.now < self.drains.get(where, 0), "its replica has gone"
                 at_replicas += self.is_ready(where)
         self.world.requests = float(at_replicas)
         return came

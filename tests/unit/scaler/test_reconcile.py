@@ -343,7 +343,7 @@ LIVES: dict[str, list[Step]] = {
         *IDLE, run(GRACE - 6), load(1), run(GRACE), expect(replicas=1, activity=ACTIVE)],
     "without a Service the last replica is kept": [
         *loaded(3), load(0, has_service=False), run(10 * WINDOW), expect(replicas=1),
-        reported("ScaleToZeroBlocked", "no Service leads to its copies", times=2), change(has_service=True),
+        reported("ScaleToZeroBlocked", "no Service leads to its replicas", times=2), change(has_service=True),
         until(0, 3 * WINDOW, replicas=0)],
     "without an activator the last replica is kept": [
         *loaded(3), load(0), world(activators=0), run(10 * WINDOW), expect(replicas=1),

@@ -359,7 +359,7 @@ def test_a_kept_replica_is_shown_as_kept_and_why() -> None:
         cluster.second()
         view = cluster.view(model)
         shown.add((view.desired, view.requested, view.activity, view.message))
-    assert shown == {(1, 1, Activity.INACTIVE, "no Service leads to its copies")}
+    assert shown == {(1, 1, Activity.INACTIVE, "no Service leads to its replicas")}
 
 
 def test_the_replicas_with_the_least_deletion_cost_go() -> None:
@@ -463,7 +463,7 @@ def test_idle_models_stay_until_their_memory_is_needed() -> None:
 
 
 def offered(cluster: Cluster) -> tuple[str, ...]:
-    """What the binder is told of idle copies, as somebody has no place."""
+    """What the binder is told of idle replicas, as somebody has no place."""
     needy = cluster.add("needy", min_scale="1", **ONE)
     cluster._carry_out(cluster.scaler.step(cluster.ns))
     question = cluster.question()

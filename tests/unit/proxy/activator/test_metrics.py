@@ -56,7 +56,7 @@ def test_a_wake_is_timed_phase_by_phase() -> None:
 
 
 def test_a_phase_that_was_skipped_is_not_told() -> None:
-    """Its copy was there before the first request."""
+    """Its replica was there before the first request."""
     clock = Clock()
     stats = ActivatorStats(clock)
     stats.cold_start_began(M)

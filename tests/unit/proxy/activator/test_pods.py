@@ -1,4 +1,4 @@
-"""Requests that are let go are spread over copies: none has more at once than it takes, in whatever order things happen."""
+"""Requests that are let go are spread over replicas: none has more at once than it takes, in whatever order things happen."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ HEAD_BYTES = len(ANSWER) - 2
 
 
 class Calls:
-    """A copy's gRPC connection, as far as its places are counted by it."""
+    """A replica's gRPC connection, as far as its places are counted by it."""
 
     has_room = is_usable = True
     transport = object()
@@ -131,7 +131,7 @@ class Call:
 
 
 class Scene:
-    """Some copies of one model, and whoever asks."""
+    """Some replicas of one model, and whoever asks."""
 
     def __init__(self, rng: random.Random, *, are_long: bool) -> None:
         """`are_long`: answers give their slot back as soon as they begin."""
@@ -145,7 +145,7 @@ class Scene:
             self.throttler,
             patience_seconds=300.0,
         )
-        # What copies compute, and whose answer has begun to come.
+        # What replicas compute, and whose answer has begun to come.
         self.inside: dict[Any, Pod] = {}
         self.coming: list[Rest | Call] = []
         self.served = 0
@@ -189,7 +189,7 @@ async def _for_ever(self: Pod) -> None:
 
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """No copy is asked whether it serves, and connections are made in some steps of the loop."""
+    """No replica is asked whether it serves, and connections are made in some steps of the loop."""
     rng = random.Random()
 
     async def made(self: UpstreamPool, endpoint: Any) -> UpstreamHttp:

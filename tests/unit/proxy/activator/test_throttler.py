@@ -107,7 +107,7 @@ def test_it_is_held_for_so_long_and_no_longer() -> None:
     assert not asked.is_overdue(queue.now + 5.0)
     assert asked.is_overdue(queue.now + 5.1)
     queue.throttler.allow(1)
-    assert not asked.is_overdue(queue.now + 100), "it is in a copy"
+    assert not asked.is_overdue(queue.now + 100), "it is in a replica"
     queue.now += 2
     queue.ask()
     queue.now += 1.5

@@ -1,4 +1,4 @@
-"""Deficit round robin among copies, without a clock: what is served in which turn."""
+"""Deficit round robin among replicas, without a clock: what is served in which turn."""
 
 import random
 from collections import Counter
