@@ -199,7 +199,7 @@ class QueueingHints:
         decider.refresh()
         if because := decider.because(demand):
             # The hint is used up: the end of this wakes the pod instead.
-            status.hopeless = True
+            status.unresolvable = True
             status.kinds.add(because.rule)
             return False
         if status.unresolvable or hint.rows is None:

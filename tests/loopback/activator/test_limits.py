@@ -195,7 +195,7 @@ async def test_a_failed_model_is_served_by_the_replicas_that_it_has(place: Place
         assert (await post(session, place))[0] == 200
 
 
-async def test_who_watches_a_models_health_hears_that_it_is_hopeless(place: Place) -> None:
+async def test_who_watches_a_models_health_sees_that_it_has_failed(place: Place) -> None:
     serving, not_serving = b"\x08\x01", b"\x08\x02"
     async with channel(place) as over:
         anything: Any = over

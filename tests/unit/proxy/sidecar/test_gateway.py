@@ -9,15 +9,15 @@ from proxy.wire.preamble import ACCEPTED
 from tests.fakes.data_plane import Wire
 
 
-def knocked() -> tuple[ClientHandshake, Any]:
-    knock, wire = ClientHandshake(b"hello", lambda: "the ticket is not taken"), Wire()
-    knock.connection_made(wire)  # type: ignore[arg-type]
+def started() -> tuple[ClientHandshake, Any]:
+    handshake, wire = ClientHandshake(b"hello", lambda: "the ticket is not taken"), Wire()
+    handshake.connection_made(wire)  # type: ignore[arg-type]
     assert wire.sent == b"hello"
     return handshake, wire
 
 
 async def test_what_is_taken_is_read_no_further_and_stays() -> None:
-    handshake, wire = knocked()
+    handshake, wire = started()
     handshake.data_received(ACCEPTED + b"first")
     assert wire.paused  # or what comes next would be lost
     handshake.data_received(b"had been read already")
@@ -28,7 +28,7 @@ async def test_what_is_taken_is_read_no_further_and_stays() -> None:
 
 
 async def test_what_was_not_taken_in_time_is_ended() -> None:
-    handshake, wire = knocked()
+    handshake, wire = started()
     handshake.leave()
     assert wire.aborted
     handshake.data_received(ACCEPTED)  # too late
@@ -37,7 +37,7 @@ async def test_what_was_not_taken_in_time_is_ended() -> None:
 
 @pytest.mark.parametrize("said", [b"no", b""])
 async def test_what_the_gateway_does_not_take_is_reported_and_ended(said: bytes) -> None:
-    handshake, wire = knocked()
+    handshake, wire = started()
     if said:
         handshake.data_received(said)
     handshake.connection_lost(None)
