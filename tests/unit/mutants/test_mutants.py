@@ -224,7 +224,7 @@ diff --git a/loader/old.py b/loader/old.py
 @@ -1,2 +0,0 @@
 -import a
 """
-    assert new_lines(diff) == {"binder/loop/queue.py": {4, 5, 11}, "/dev/null": frozenset()}
+    assert new_lines(diff) == {"binder/queue.py": {4, 5, 11}, "/dev/null": frozenset()}
 
 
 def test_the_lines_of_the_newest_commit_are_reported_by_git() -> None:
