@@ -129,7 +129,7 @@ class Sidecar:
         return CachedPage(take, [Format("", CONTENT_TYPE, write)])
 
     def _stat(self, request: Request) -> Reply:
-        """The last second's load: Knative's Stat as protobuf if requested, else JSON."""
+        """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""
         status = self.gateway.fresh_status()
         if status is None:  # unknown, which is not nothing
             return Reply(f"{self.gateway.not_ready()}\n".encode(), status=503)

@@ -72,7 +72,7 @@ class Port:
 
     @property
     def port(self) -> int:
-        """The port in use, also when 0 was requested."""
+        """The port in use, also when 0 was asked for."""
         if not self._listening:
             raise OSError(errno.ENOTCONN, "not listening")
         port: int = self._listening[0].getsockname()[1]
@@ -85,7 +85,7 @@ class Port:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
         for client in list(self._silent):
-            client.leave()  # it has requested nothing
+            client.leave()  # it has asked for nothing
 
     async def idle(self) -> None:
         """Return when no client is connected."""
@@ -201,7 +201,7 @@ class _Client(asyncio.BufferedProtocol):
         if len(self._first) > len(first):  # TLS had more of it already
             gateway.write(self._first[len(first) :])
         self._first = b""
-        # gRPC's server speaks first: what ends before its first bytes looks like what is not HTTP/2.
+        # gRPC's server speaks first: what ends before its first word cannot be told from what is not HTTP/2.
         unanswered = self._unanswered if port.kind is Kind.REST and not early else None
         Tunnel(transport, gateway, port.watermark, early=early, unanswered=unanswered, ended=self._leave)
 

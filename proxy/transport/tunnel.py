@@ -35,19 +35,19 @@ class Watermark:
         self.piece = memoryview(bytearray(_PIECE_BYTES))
 
     def __len__(self) -> int:
-        return len(self._tunnel)
+        return len(self._joined)
 
     def __iter__(self) -> "Iterator[Tunnel]":
         """Those that are joined now; they may go while they are looked at."""
-        return iter(list(self._tunnel))
+        return iter(list(self._joined))
 
     def add(self, joined: "Tunnel") -> None:
         self._joined.add(joined)
         if self.is_high:
             joined.read_pieces()
 
-    def discard(self, tunnel: "Tunnel") -> None:
-        self._tunnel.discard(tunnel)
+    def discard(self, joined: "Tunnel") -> None:
+        self._joined.discard(joined)
 
     def holds(self, more_bytes: int) -> None:
         """So many more (or fewer) than before."""
@@ -119,7 +119,7 @@ class Tunnel:
         side.data_received(data)
 
     def finished(self, side: "_Side") -> None:
-        """Nothing more comes from this side; the other gets the end, and may go on."""
+        """Nothing more comes from this side; the other is told, and may go on."""
         if side is self._gateway:
             if self._unanswered is not None:
                 self._hand_back()
@@ -147,7 +147,7 @@ class Tunnel:
             self._break_off()
 
     def _leave_gateway(self) -> None:
-        """The client is gone. Passed on as an end like any other, what waits there would keep its place."""
+        """Nobody is there to be answered. Told as an end like any other, what waits there would keep its place."""
         reset(self._gateway.transport)
 
     def _break_off(self) -> None:
@@ -193,20 +193,20 @@ class _Side(asyncio.Protocol):
 
     other_side: "_Side"
 
-    def __init__(self, tunnel: Tunnel, transport: asyncio.Transport, other: asyncio.Transport) -> None:
-        self._tunnel, self.transport = tunnel, transport
+    def __init__(self, joined: Tunnel, transport: asyncio.Transport, other: asyncio.Transport) -> None:
+        self._joined, self.transport = joined, transport
         self.data_received: Callable[[bytes], None] = other.write  # type: ignore[assignment]
         self.has_finished = False
-        self._buffered_bytes = 0
+        self._held_bytes = 0
 
     @property
     def holds_much(self) -> bool:
-        return self._buffered_bytes > 0
+        return self._held_bytes > 0
 
     def pause_writing(self) -> None:
-        self._buffered_bytes = self.transport.get_write_buffer_size()
+        self._held_bytes = self.transport.get_write_buffer_size()
         self.other_side.pause_reading()
-        self._tunnel.holds(self._buffered_bytes)
+        self._joined.holds(self._held_bytes)
 
     def resume_writing(self) -> None:
         self.forget()
@@ -221,17 +221,17 @@ class _Side(asyncio.Protocol):
             self.transport.resume_reading()
 
     def forget(self) -> None:
-        buffered, self._buffered_bytes = self._buffered_bytes, 0
-        if buffered:
-            self._tunnel.holds(-buffered)
+        held, self._held_bytes = self._held_bytes, 0
+        if held:
+            self._joined.holds(-held)
 
     def eof_received(self) -> bool:
         self.has_finished = True
-        self._tunnel.finished(self)
+        self._joined.finished(self)
         return self.transport.can_write_eof()  # TLS has no half
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._tunnel.lost(self, exc)
+        self._joined.lost(self, exc)
 
 
 class _InPieces(asyncio.BufferedProtocol):

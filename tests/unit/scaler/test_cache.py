@@ -90,18 +90,18 @@ READY = {"Ready": ("True", "")}
 
 
 def test_only_what_asks_is_scaled() -> None:
-    told = cache(deployment(kind=None))
-    assert not told.deployments
-    told.observe_deployment(deployment())
-    assert set(told.deployments) == {KEY}
-    told.observe_deployment(deployment(kind=None))
-    assert not told.deployments
+    cached = cache(deployment(kind=None))
+    assert not cached.deployments
+    cached.observe_deployment(deployment())
+    assert set(cached.deployments) == {KEY}
+    cached.observe_deployment(deployment(kind=None))
+    assert not cached.deployments
 
 
 @pytest.mark.parametrize(("kind", "is_kind"), [(KPA, Kind.KPA), (HPA, Kind.HPA), ("external", Kind.EXTERNAL)])
 def test_classes(kind: str, is_kind: Kind) -> None:
-    told = cache(deployment(kind=kind))
-    assert (told.deployments[KEY].kind, told.deployments[KEY].class_name) == (is_kind, kind)
+    cached = cache(deployment(kind=kind))
+    assert (cached.deployments[KEY].kind, cached.deployments[KEY].class_name) == (is_kind, kind)
 
 
 def test_the_template_counts_before_the_deployment() -> None:
@@ -175,7 +175,7 @@ def test_what_a_mirror_keeps_is_enough() -> None:
     ],
 )
 def test_what_does_not_go_is_named_once_and_the_last_good_reading_stays(name: str, text: str) -> None:
-    told = cache(deployment({GROUP + "max-scale": "3"}))
+    cached = cache(deployment({GROUP + "max-scale": "3"}))
     bad = deployment(
         {GROUP + "max-scale": "4", name: text}, spec={"containers": [{"args": ["proxy", "--model=x"]}]}
     )
@@ -216,8 +216,8 @@ def test_who_writes_nonsense_again_and_again_is_told_of_the_last() -> None:
 def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them() -> None:
     good = {GROUP + "class": HPA, GROUP + "max-scale": "3", OWN + "hold-requests": "7"}
     bad = {GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()}
-    told = cache(deployment(bad))
-    found = told.deployments[KEY]
+    cached = cache(deployment(bad))
+    found = cached.deployments[KEY]
     assert (found.kind, found.spec.bounds.max_scale, found.options.limits.requests) == (Kind.HPA, 3, 7)
     assert (cached.last_valid_of(KEY), len(cached.problems())) == (good, 1)
     cached.observe_deployment(deployment({**bad, GROUP + "max-scale": "4"}))
@@ -228,8 +228,10 @@ def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them
     "good", [{GROUP + "max-scale": "3"}, {GROUP + "class": KPA, GROUP + "target": "x"}, {}]
 )
 def test_what_anybody_may_have_written_as_good_is_read_as_any_other(good: dict[str, str]) -> None:
-    told = cache(deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()}))
-    assert (told.deployments, told.held_to(KEY)) == ({}, {})
+    cached = cache(
+        deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()})
+    )
+    assert (cached.deployments, cached.held_to(KEY)) == ({}, {})
 
 
 def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_named() -> None:
@@ -241,25 +243,25 @@ def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_nam
 
 
 def test_without_a_good_reading_nothing_is_scaled() -> None:
-    told = cache(deployment({GROUP + "target": "none"}))
-    assert not told.deployments
-    assert len(told.problems()) == 1
+    cached = cache(deployment({GROUP + "target": "none"}))
+    assert not cached.deployments
+    assert len(cached.problems()) == 1
 
 
 def test_a_successor_has_no_good_reading_of_another() -> None:
-    told = cache(deployment())
-    told.observe_deployment(deployment({GROUP + "target": "none"}, uid="another"))
-    assert not told.deployments
-    told.observe_deployment(deployment(uid="another"))
-    told.deployment_gone(deployment(uid="d"))
-    assert set(told.deployments) == {KEY}
-    told.deployment_gone(deployment(uid="another"))
-    assert not told.deployments
+    cached = cache(deployment())
+    cached.observe_deployment(deployment({GROUP + "target": "none"}, uid="another"))
+    assert not cached.deployments
+    cached.observe_deployment(deployment(uid="another"))
+    cached.deployment_gone(deployment(uid="d"))
+    assert set(cached.deployments) == {KEY}
+    cached.deployment_gone(deployment(uid="another"))
+    assert not cached.deployments
 
 
 def test_until_needed_is_for_ever() -> None:
-    told = cache(deployment({GROUP + "scaleToZeroPodRetentionPeriod": "until-needed"}))
-    found = told.deployments[KEY]
+    cached = cache(deployment({GROUP + "scaleToZeroPodRetentionPeriod": "until-needed"}))
+    found = cached.deployments[KEY]
     assert found.options.until_needed
     assert found.spec.bounds.retention_ns > 10**18
     assert not any("etention" in name for name in found.annotations), "Knative could not read it"
@@ -459,7 +461,7 @@ def test_endpoints_are_replicas_with_an_address() -> None:
 
 def test_a_nodes_address_is_no_replicas_address() -> None:
     """An activator would be sent to whatever listens there, at any port that the template names."""
-    told = cache(deployment())
+    cached = cache(deployment())
     bare = pod(conditions=READY)
     bare["spec"]["hostNetwork"] = True
     cached.observe_pod(keep_pod(bare), 0)
@@ -470,29 +472,29 @@ def test_a_nodes_address_is_no_replicas_address() -> None:
 
 
 def test_priorities() -> None:
-    told = cache(deployment(spec={"priorityClassName": "high"}))
-    told.observe_priority_class({"metadata": {"name": "nobodys"}, "value": 9})
-    told.observe_priority_class({"metadata": {"name": "usual"}, "value": 1, "globalDefault": True})
-    assert told.priority(KEY) == 0, "it names another, of which nothing is known"
-    told.observe_pod(pod(priority=3), 0)
-    told.observe_pod(pod(priority=None), 1)
-    assert told.priority(KEY) == 3
-    told.observe_priority_class({"metadata": {"name": "high"}, "value": 7})
-    assert told.priority(KEY) == 7
-    assert told.priority(ModelKey("a", "other")) == 1
-    told.priority_class_gone({"metadata": {"name": "high"}})
-    assert told.priority(KEY) == 3
-    told.pod_gone(pod(priority=3))
-    assert told.priority(KEY) == 3
+    cached = cache(deployment(spec={"priorityClassName": "high"}))
+    cached.observe_priority_class({"metadata": {"name": "nobodys"}, "value": 9})
+    cached.observe_priority_class({"metadata": {"name": "usual"}, "value": 1, "globalDefault": True})
+    assert cached.priority(KEY) == 0, "it names another, of which nothing is known"
+    cached.observe_pod(pod(priority=3), 0)
+    cached.observe_pod(pod(priority=None), 1)
+    assert cached.priority(KEY) == 3
+    cached.observe_priority_class({"metadata": {"name": "high"}, "value": 7})
+    assert cached.priority(KEY) == 7
+    assert cached.priority(ModelKey("a", "other")) == 1
+    cached.priority_class_gone({"metadata": {"name": "high"}})
+    assert cached.priority(KEY) == 3
+    cached.pod_gone(pod(priority=3))
+    assert cached.priority(KEY) == 3
 
 
 def test_of_pods_that_outlive_their_deployment_nothing_is_left() -> None:
-    told = cache(deployment())
-    told.observe_pod(pod(priority=3), 0)
-    told.deployment_gone(deployment())
-    told.observe_pod(pod(priority=3, deleting=True), 0)
-    told.pod_gone(pod(priority=3))
-    kept = {name for name, value in vars(told).items() if isinstance(value, dict) and value}
+    cached = cache(deployment())
+    cached.observe_pod(pod(priority=3), 0)
+    cached.deployment_gone(deployment())
+    cached.observe_pod(pod(priority=3, deleting=True), 0)
+    cached.pod_gone(pod(priority=3))
+    kept = {name for name, value in vars(cached).items() if isinstance(value, dict) and value}
     assert kept == set()
 
 
@@ -539,8 +541,8 @@ def test_who_says_no_replicas_has_one() -> None:
     "text", ["", "{", "[1]", '{"since": "x"}', '{"activity": 5}', '{"x":' + "[" * 100_000], ids=len
 )
 def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
-    told = cache(deployment({OWN + "scaled": text}))
-    assert told.deployments[KEY].told is None
+    cached = cache(deployment({OWN + "scaled": text}))
+    assert cached.deployments[KEY].recorded is None
 
 
 @pytest.mark.parametrize(
@@ -548,9 +550,9 @@ def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
 )
 def test_clients_that_are_no_namespaces_or_too_many_are_refused(clients: str) -> None:
     """What one writes is told to every activator, with what all others write."""
-    told = cache(deployment({OWN + "clients": clients}))
-    assert KEY not in told.deployments
-    (complaint,) = told.problems()
+    cached = cache(deployment({OWN + "clients": clients}))
+    assert KEY not in cached.deployments
+    (complaint,) = cached.problems()
     assert complaint.text.startswith(OWN + "clients: ")
     assert len(complaint.text) < 300
 
@@ -596,8 +598,8 @@ ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
 )  # fmt: skip
 def test_a_template_of_which_one_cannot_be_sure_is_refused(spec: dict[str, Any], said: str) -> None:
     """Of what sleeps an activator would refuse every request by a name that is not its own."""
-    told = cache(deployment(spec=spec))
-    (complaint,) = told.problems()
+    cached = cache(deployment(spec=spec))
+    (complaint,) = cached.problems()
     assert complaint.text == said
 
 
@@ -641,8 +643,8 @@ def test_a_value_may_be_as_long_as_any_that_is_read() -> None:
 )
 def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
     """Knative takes some of these; then a request at zero waits for nothing, without a word."""
-    told = cache(deployment({GROUP + name: text}))
-    (complaint,) = told.problems()
+    cached = cache(deployment({GROUP + name: text}))
+    (complaint,) = cached.problems()
     assert f"{GROUP}{name}" in complaint.text
     assert text in complaint.text
     assert not cached.deployments
@@ -683,8 +685,8 @@ def test_an_annotation_that_there_is_not_is_reported_with_the_one_that_is_meant(
 
 
 def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
-    told = cache(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
-    (complaint,) = told.problems()
+    cached = cache(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
+    (complaint,) = cached.problems()
     assert complaint.text.endswith(f"did you mean {GROUP}class?")
     assert not cached.deployments
 

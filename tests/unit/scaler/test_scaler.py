@@ -76,7 +76,7 @@ def test_no_average_is_shown_below_zero() -> None:
 
 def test_a_forwarded_request_that_no_replica_has_counted_yet_is_shown_as_none() -> None:
     cluster = Cluster()
-    model = asleep(cluster)
+    model = at_zero(cluster)
     cluster.report(model)
     cluster.report(model, buffered=0, arrived=0.0, forwarded=9.0)
     cluster.second()
@@ -150,7 +150,7 @@ def test_models_of_one_priority_share() -> None:
 def test_capacity_that_is_promised_to_one_model_is_not_given_to_another() -> None:
     """A replica that was asked for has its place, though its pod is not there yet."""
     cluster = Cluster(places=1)
-    first = asleep(cluster)
+    first = at_zero(cluster)
     cluster.report(first)
     assert first.replicas == 1
     second = cluster.add("z", min_scale="1", priority=9)
@@ -162,7 +162,7 @@ def test_capacity_that_is_promised_to_one_model_is_not_given_to_another() -> Non
 
 def test_a_pod_that_the_binder_has_rejected_is_owed_nothing() -> None:
     cluster = Cluster(places=1)
-    first = asleep(cluster)
+    first = at_zero(cluster)
     cluster.report(first)
     cluster._follow(first)
     cluster.taken_by_others = 1
@@ -293,7 +293,7 @@ def test_pods_that_are_created_slowly_are_waited_for() -> None:
 
 def test_a_second_request_decides_nothing_before_the_next_step() -> None:
     cluster = Cluster()
-    model = asleep(cluster)
+    model = at_zero(cluster)
     cluster.report(model)
     before = cluster.scaler.view(model.key)
     cluster.report(model, buffered=9, average_buffered=9.0, arrived=8.0)
