@@ -251,7 +251,7 @@ class Cluster:
         assert question is not None
         return question
 
-    def told(self, reason: str) -> list[str]:
+    def events_of(self, reason: str) -> list[str]:
         return [event.message for event in self.events if event.reason == reason]
 
     @property
@@ -394,9 +394,9 @@ class Cluster:
             self._hold(model, wants, served=bool(ready))
 
     def _hold(self, model: FakeModel, wants: int, *, served: bool) -> None:
-        came, went = max(wants - model.held, 0), max(model.held - wants, 0)
+        came, went = max(wants - model.reserved, 0), max(model.reserved - wants, 0)
         forwarded = float(went if served else 0)
-        model.held = wants
+        model.reserved = wants
         self.report(
             model,
             buffered=wants,

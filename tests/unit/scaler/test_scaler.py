@@ -342,8 +342,8 @@ def test_a_cold_start_ends_when_a_replica_has_served_and_not_when_that_is_report
     cold_starts.requested(began_ns)
     cold_starts._reach(2, began_ns + SECOND)
     cold_starts._reach(3, began_ns + 6 * SECOND)
-    events_of = report(model, buffered=0, forwarded=1.0, served_ago=served_ago)
-    cluster.scaler.report("act", events_of, began_ns + 13 * SECOND // 2)
+    reported = report(model, buffered=0, forwarded=1.0, served_ago=served_ago)
+    cluster.scaler.report("act", reported, began_ns + 13 * SECOND // 2)
     (wake,) = cluster.view(model).cold_starts
     assert dict(wake.phases) == found
 
@@ -805,7 +805,7 @@ def test_the_status_is_written_on_change_alone() -> None:
 def test_the_status_is_written_no_oftener_than_a_step_is_made() -> None:
     cluster = Cluster()
     model = loaded(cluster, 2)
-    events_of: list[int] = []
+    written: list[int] = []
     (pod, _), began = cluster.ready(model), cluster.ns
     for quarter in range(40):
         pod.ready = not pod.ready
@@ -813,9 +813,9 @@ def test_the_status_is_written_no_oftener_than_a_step_is_made() -> None:
         now_ns = began + quarter * SECOND // 4
         for action in cluster.scaler.step(now_ns):
             if isinstance(action, WriteStatus):
-                events_of.append(now_ns)
-    assert len(events_of) > 2
-    assert min(after - before for before, after in pairwise(events_of)) >= 1.5 * SECOND
+                written.append(now_ns)
+    assert len(written) > 2
+    assert min(after - before for before, after in pairwise(written)) >= 1.5 * SECOND
 
 
 def test_a_scaler_without_models_has_nothing_to_ask() -> None:
@@ -926,7 +926,7 @@ def test_an_autoscaler_that_wrote_before_the_class_changed_is_no_conflict() -> N
     for time, conflicts in (("3", 0), ("4", 1)):  # its last word is seen with the change
         scaled_by_another(cluster, model, time)
         cluster.do(cluster.scaler.step(cluster.ns))
-        assert len(cluster.told("ReplicasConflict")) == conflicts
+        assert len(cluster.events_of("ReplicasConflict")) == conflicts
 
 
 @pytest.mark.parametrize("seconds", [60, 600])
