@@ -216,7 +216,7 @@ async def test_the_gateway_learns_of_a_pods_model_from_its_name_to_its_end(
         await gateway.start()  # the gateway has started anew
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         watch.cancel()
-    gateway.told.clear()
+    gateway.received.clear()
     # And so has the agent: no door has told it anything.
     async with world.running(*flags), calling(world) as stub:
         await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
