@@ -396,8 +396,8 @@ def test_a_copy_that_stands_where_no_other_would_be_placed_is_one_of_those_that_
         {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]},
     ],
 )
-def test_a_node_that_comes_back_is_no_never(trouble: Json) -> None:
-    found = ask(cluster_with({"n1": [16]}, **trouble), model("a", 1))["a"]
+def test_a_node_that_comes_back_is_no_never(failure: Json) -> None:
+    found = ask(cluster_with({"n1": [16]}, **failure), model("a", 1))["a"]
     assert (found.now, found.never) == (0, 0)
     lasting = cluster_with({"n1": [16]}, taints=[{"key": "mine", "effect": "NoSchedule"}])
     assert ask(lasting, model("a", 1))["a"].never == 1
