@@ -231,7 +231,7 @@ def test_what_anybody_may_have_written_as_good_is_read_as_any_other(good: dict[s
     cached = cache(
         deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()})
     )
-    assert (cached.deployments, cached.held_to(KEY)) == ({}, {})
+    assert (cached.deployments, cached.last_valid_of(KEY)) == ({}, {})
 
 
 def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_named() -> None:
