@@ -247,7 +247,7 @@ async def test_a_node_whose_agent_stops_gets_no_new_pods(user: User, source: str
 
         async def stale() -> None:
             view = await top.collect(user.client, KEYS, "berth-system")
-            assert [n.failure for n in view.nodes if n.name == "gpu-2"] == ["StaleNodeFacts"]
+            assert [n.problem for n in view.nodes if n.name == "gpu-2"] == ["StaleNodeFacts"]
 
         await eventually(stale, what="the agent's Lease to end")
         pinned = {"nodeSelector": {"kubernetes.io/hostname": "gpu-2"}}
