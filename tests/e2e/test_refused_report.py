@@ -47,9 +47,9 @@ async def lease(cluster: LocalCluster) -> tuple[str, str | None]:
     return found["spec"]["renewTime"], annotations.get(KEYS.report_behind)
 
 
-async def failure(cluster: LocalCluster) -> str:
+async def problem(cluster: LocalCluster) -> str:
     view = await top.collect(cluster.client, KEYS, "berth-system")
-    return next(node.failure for node in view.nodes if node.name == NODE)
+    return next(node.problem for node in view.nodes if node.name == NODE)
 
 
 async def test_the_heartbeat_goes_on_and_says_that_the_facts_are_stale(full_node: LocalCluster) -> None:
@@ -60,7 +60,7 @@ async def test_the_heartbeat_goes_on_and_says_that_the_facts_are_stale(full_node
         return renewed
 
     first = await eventually(told, what="the Lease to say that the report is behind")
-    assert await failure(full_node) == "StaleNodeFacts"
+    assert await problem(full_node) == "StaleNodeFacts"
 
     async def beats() -> None:
         assert await told() > first
@@ -70,6 +70,6 @@ async def test_the_heartbeat_goes_on_and_says_that_the_facts_are_stale(full_node
 
     async def mended() -> None:
         assert (await lease(full_node))[1] is None
-        assert await failure(full_node) == ""
+        assert await problem(full_node) == ""
 
     await eventually(mended, what="the report to be current again")
