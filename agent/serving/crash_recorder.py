@@ -26,7 +26,7 @@ from berth.triton.admin import IndexEntry, IndexState
 log = logging.getLogger(__name__)
 
 # A restart of Triton that is seen within this time is the one that the agent has requested.
-_RESTART_SECONDS = 600.0
+RESTART_SECONDS = 600.0
 # A crash that is seen within this time is the one that the gateway has reported.
 _REPORTED_SECONDS = 360.0
 # Of the models that had requests in Triton when it died, as the log names them.
@@ -131,7 +131,7 @@ class CrashRecorder:
 
     def expect_restart(self) -> None:
         """The agent has requested a restart: no model is charged with it."""
-        self._restart_expected_until = loop_seconds() + _RESTART_SECONDS
+        self._restart_expected_until = loop_seconds() + RESTART_SECONDS
 
     def note_requests(self, uids: Sequence[PodUid]) -> None:
         """Triton has died with requests of these pods' models in it, by the gateway's report."""

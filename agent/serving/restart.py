@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.serving.crash_recorder import CrashRecorder
+from agent.serving.crash_recorder import RESTART_SECONDS, CrashRecorder
 from agent.serving.model_fsm import Phase
 from agent.serving.outcomes import EventSink
 from agent.serving.slots import Slots, loop_seconds
@@ -27,8 +27,8 @@ from berth.runtime.tasks import in_thread
 log = logging.getLogger(__name__)
 
 RESTART_FILE = "restart-triton"
-# Between two restarts, whatever hangs.
-LEAST_SECONDS_BETWEEN = 600.0
+# Between two restarts, whatever hangs: for so long a restart that is seen is taken for the first one.
+LEAST_SECONDS_BETWEEN = RESTART_SECONDS
 # Where others are served and no other model needs what the stuck one holds.
 PATIENCE_SECONDS = 600.0
 # Where another does, or where the others will be back in a moment: long enough for a slow one to end after all.
